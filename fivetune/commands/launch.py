@@ -179,7 +179,7 @@ def _launch_prediction(args: argparse.Namespace, launcher: Launcher) -> int:
         numbers = _find_open_shards(given, settings, args.shards)
     gpus = launcher.gpus
     if gpus is None:
-        gpus = 0 if settings.get("device") == "cpu" else 1
+        gpus = 0 if settings.get("device") == "cpu" else given.nproc
     if gpus > 1:
         words += ["--launch.nproc", str(gpus)]
     placed = launcher.model_copy(update={"gpus": gpus})

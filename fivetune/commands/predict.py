@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import add_flag, add_silence_arguments, format_open_shards, print_json, refuse_wrong_silence
+from fivetune.redaction import name_invisible
 
 if TYPE_CHECKING:
     from fivetune.data.readers.delimited import TableForm
@@ -130,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
                 _write(args, target, folder, answered.predicted, temporary=temporary)
         missing: list[int] = []
         if target and shard.count > 1:
-            print(f"shard {shard}: {answered.predicted.counts.describe()}", file=sys.stderr)
+            print(name_invisible(f"shard {shard}: {answered.predicted.counts.describe()}"), file=sys.stderr)
             answered, missing = _merge(args, target, answered, shard)
         if missing:
             print(f"{target}: {format_open_shards(missing, shard.count)}", file=sys.stderr)
@@ -270,32 +271,25 @@ def _merge(args: argparse.Namespace, target: Path, answered: _Answered, shard: S
     from fivetune.rundir.files import extend_file_limit
     from fivetune.training.answers.answer_folder import find_answers, lock_answers, remove_answers
     from fivetune.training.answers.predicted_file import MergedParts, PredictionCounts
-    from fivetune.training.answers.shards import (
-        list_open_shards,
-        list_shard_folders,
-        merge_shards,
-    )
+    from fivetune.training.answers.shards import list_open_shards, merge_shards
 
     folder = find_answers(target)
     extend_file_limit(shard.count)  # all are read at once
-    if missing := list_open_shards(folder, shard):
-        return answered, missing
     own = answered.predicted
     with (
         report_interrupts(lambda name: f"stopped by {name}; all answers are kept. Run the same command again"),
         lock_answers(folder, waits=True),
     ):
-        missing = list_open_shards(folder, shard)
-        if missing and len(missing) < shard.count:  # a shard has begun again
+        if not (folder / shard.name).is_dir():  # another job has merged them
+            return answered, []
+        if missing := list_open_shards(folder, shard):
             return answered, missing
-        if not missing:
-            found = merge_shards(folder, shard, own.parts)
-            rows = MergedParts(tuple(found.values()))
-            counts = PredictionCounts.count(rows, counts_unsure=own.counts.num_unsure is not None)
-            counts.refuse_none_answered()
-            answered = replace(answered, predicted=replace(own, rows=rows, counts=counts, parts=found))
-            _write(args, target, list_shard_folders(folder, shard)[shard.number], answered.predicted)
-        # If all are missing, another job has merged them and removed the folder.
+        found = merge_shards(folder, shard, own.parts)
+        rows = MergedParts(tuple(found.values()))
+        counts = PredictionCounts.count(rows, counts_unsure=own.counts.num_unsure is not None)
+        counts.refuse_none_answered()
+        answered = replace(answered, predicted=replace(own, rows=rows, counts=counts, parts=found))
+        _write(args, target, folder / shard.name, answered.predicted)
         remove_answers(folder)
     return answered, []
 

@@ -5,6 +5,7 @@ In: a location; facts and arrays of a part. Out: the same facts and arrays after
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -40,11 +41,10 @@ def lock_build_folder(folder: Path, name: str = LOCK, *, waits: bool = False) ->
         # The process that had the lock may have renamed or removed the folder meanwhile.
         if lock_file(file, wait=waits) and os.path.samestat(os.fstat(file.fileno()), (folder / name).stat()):
             return file
-    except FileNotFoundError:
-        pass
-    except OSError:
-        file.close()
-        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):  # ESTALE: another machine has removed it, on NFS
+            file.close()
+            raise
     file.close()
     return None
 

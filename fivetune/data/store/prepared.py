@@ -140,8 +140,9 @@ def write_prepared(
             lock = lock_build_folder(Path(location), name)
             if lock is None:
                 raise FiveTuneEnvironmentError(f"{location}: another process prepares data there. Wait for it.")
-            stack.callback((Path(location) / name).unlink, missing_ok=True)
             stack.enter_context(lock)
+            # Before the lock is free: another process could lock the file that is removed, and a third a new one.
+            stack.callback((Path(location) / name).unlink, missing_ok=True)
         if not has_object(join_location(location, name_end(job))):
             build_prepared_data(location, converter, header, guard, num_processes=num, on_progress=on_progress, job=job)
     if job.count > 1:

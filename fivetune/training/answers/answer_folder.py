@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fivetune.data.shard import Shard
@@ -20,6 +20,7 @@ from fivetune.training.answers.answer_log import PATTERN
 from fivetune.training.answers.shards import DONE, refuse_other_work
 
 LOCK = "lock"  # marks a folder of answers
+NFS_REMOVED = ".nfs"  # begins the name of a file that NFS keeps until the process that removed it closes it
 
 
 def find_answers(target: Path) -> Path:
@@ -39,16 +40,17 @@ def keep_answers(target: Path, shard: Shard, *, is_first: bool) -> Generator[Pat
     """
     whole = find_answers(target)
     folder = whole / shard.name if shard.count > 1 else whole
-    if is_first and folder != whole:
-        with lock_answers(whole, waits=True):  # for a moment, as all shards do
-            refuse_other_work(whole, shard)
-            folder.mkdir(exist_ok=True)
-            (folder / DONE).unlink(missing_ok=True)
     is_whole = is_over = False
     try:
-        with lock_answers(folder) if is_first else nullcontext():
-            if is_first:
+        with ExitStack() as stack:
+            if is_first and folder == whole:
+                stack.enter_context(lock_answers(whole))
                 refuse_other_work(whole, shard)
+            elif is_first:
+                with lock_answers(whole, waits=True):  # for a moment, as all shards do
+                    refuse_other_work(whole, shard)
+                    stack.enter_context(lock_answers(folder))
+                    (folder / DONE).unlink(missing_ok=True)
             try:
                 with report_interrupts(lambda name: f"stopped by {name}; {_describe_kept(folder)}"):
                     yield folder
@@ -60,8 +62,7 @@ def keep_answers(target: Path, shard: Shard, *, is_first: bool) -> Generator[Pat
     finally:
         if is_over and folder != whole:
             with suppress(FiveTuneEnvironmentError), lock_answers(whole, waits=True):
-                if [path.name for path in whole.iterdir()] == [LOCK]:
-                    remove_answers(whole)
+                pass  # the folder goes with the lock if no other shard is in it
 
 
 def _has_answers(folder: Path) -> bool:
@@ -75,19 +76,19 @@ def _describe_kept(folder: Path) -> str:
 
 
 def remove_answers(folder: Path) -> None:
-    """Remove a folder of answers, which this process has locked."""
+    """Remove what a folder of answers holds; this process has locked it, and the folder goes with the lock."""
     with suppress(OSError):
-        for path in folder.iterdir():  # before the lock, without which nobody takes them over
+        for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name != LOCK:
+            elif path.name != LOCK:  # the last to go: without it nobody takes over the rest
                 path.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def lock_answers(folder: Path, *, waits: bool = False) -> Generator[None]:
     """Create a folder of answers, or take over what a stopped command has left; no other process can use the folder.
+    If it is empty at the end, it is removed.
 
     Args:
         waits: wait for processes that use it.
@@ -95,13 +96,11 @@ def lock_answers(folder: Path, *, waits: bool = False) -> Generator[None]:
     Raises FiveTuneEnvironmentError.
     """
     place = folder / LOCK
-    # A command that was killed while it removed the folder has left it empty.
-    is_empty = folder.is_dir() and not any(folder.iterdir())
-    if folder.is_symlink() or (os.path.lexists(folder) and not place.is_file() and not is_empty):
-        raise FiveTuneEnvironmentError(f"{folder}: is in the way: the answers are kept there. Rename it.")
     lock = None
     while lock is None:  # again if another process has just removed the folder
         try:
+            if _is_in_the_way(folder):
+                raise FiveTuneEnvironmentError(f"{folder}: is in the way: the answers are kept there. Rename it.")
             folder.mkdir(exist_ok=True)
             lock = lock_build_folder(folder, LOCK, waits=waits)
         except OSError as error:
@@ -110,5 +109,26 @@ def lock_answers(folder: Path, *, waits: bool = False) -> Generator[None]:
             ) from None
         if lock is None and place.is_file() and not waits:
             raise FiveTuneEnvironmentError(f"{folder}: another process answers into it. Wait for it, or stop it.")
-    with lock:
-        yield
+    try:
+        with lock:
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    if os.listdir(folder) == [LOCK]:
+                        place.unlink()
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # not before: NFS keeps the removed file in it until the file is closed
+
+
+def _is_in_the_way(folder: Path) -> bool:
+    """Whether there is something else than a folder of answers. An empty one is of a command that was killed."""
+    try:
+        names = os.listdir(folder)  # once: another process may be removing it
+    except FileNotFoundError:
+        names = []
+    except NotADirectoryError:
+        return True
+    is_empty = all(name.startswith(NFS_REMOVED) for name in names)
+    return folder.is_symlink() or not (is_empty or LOCK in names)

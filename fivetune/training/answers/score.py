@@ -474,7 +474,7 @@ def _read_references(
 
 
 def _warn_about_golds(task: Task, gold: GoldSet, source: str, on_warning: OnNote) -> None:
-    """OnNote of properties of the gold answers that distort the scores."""
+    """Warn of properties of the gold answers that distort the scores."""
     if gold.skipped:
         first = gold.skipped[0]
         on_warning(f"{source}: {len(gold.skipped):,} records cannot be used, first {first}")

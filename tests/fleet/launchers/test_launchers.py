@@ -568,6 +568,11 @@ def test_a_prediction_is_an_array_of_shards(capsys, fake_sbatch, answering):
     assert capsys.readouterr().out.startswith("job     7: 3 of 3 shards of out.csv, each on 1 node with 2 processes\n")
 
 
+def test_processes_of_a_shard_have_a_gpu_each(capsys, fake_sbatch, answering):
+    assert cli.main([*answering, "--shards", "3", "--launch.nproc", "4"]) == 0
+    assert "#SBATCH --gpus-per-node=4\n" in (fake_sbatch / "out.csv.slurm" / "job.sbatch").read_text()
+
+
 def test_shards_that_are_answered_are_not_started_again(capsys, fake_sbatch, answering):
     for number in (1, 3):
         (fake_sbatch / "out.csv.partial" / f"{number}-of-3").mkdir(parents=True)

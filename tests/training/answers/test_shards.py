@@ -11,8 +11,9 @@ import pytest
 import fivetune
 from fivetune.cli import main
 from fivetune.data.shard import Shard
+from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.rundir.records import Prediction
-from fivetune.training.answers.answer_folder import lock_answers
+from fivetune.training.answers.answer_folder import keep_answers, lock_answers
 from fivetune.training.answers.answer_log import AnswerWriter
 from reliability.warm import start_command, wait_until
 
@@ -157,6 +158,39 @@ def test_answers_of_a_command_without_shards_stay(
 def test_a_refused_shard_leaves_nothing(run: Path, tmp_path: Path) -> None:
     assert predict(run / "nothing", write_source(tmp_path / "in.jsonl"), tmp_path / "out.csv", "--shard", "1/2") == 4
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_second_command_of_a_shard_leaves_the_first_one_done(tmp_path: Path) -> None:
+    with keep_answers(tmp_path / "out.csv", Shard(0, 2), is_first=True) as folder:
+        (folder / "done").touch()
+        with (
+            pytest.raises(FiveTuneEnvironmentError, match="another process answers into it"),
+            keep_answers(tmp_path / "out.csv", Shard(0, 2), is_first=True),
+        ):
+            pytest.fail("two commands answer one shard")
+    assert (folder / "done").is_file()
+
+
+@pytest.mark.parametrize("names", [[], [".nfs0001"]])
+def test_a_folder_that_is_being_removed_is_taken_over(tmp_path: Path, names: list[str]) -> None:
+    folder = tmp_path / "out.csv.partial"
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    with lock_answers(folder):
+        assert (folder / "lock").is_file()
+    assert folder.exists() == bool(names)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ""])
+def test_what_is_in_the_way_stays(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "out.csv.partial"
+    if name:
+        folder.mkdir()
+    (folder / name).write_text("mine")
+    with pytest.raises(FiveTuneEnvironmentError, match="is in the way"), lock_answers(folder):
+        pytest.fail("it is taken over")
+    assert (folder / name).read_text() == "mine"
 
 
 @pytest.mark.slow

@@ -190,6 +190,9 @@ const charts = (() => {
     return sample;
   }
 
+  // The sample as a picture of its own, for a legend beside the charts.
+  const drawPicture = (trace) => make("svg", { width: 22, height: 12, viewBox: "-1 -10 22 12", fill: "none", "aria-hidden": "true" }, drawSample(trace));
+
   // The legend in rows above the plot; a click on a name hides its lines. Returns its height.
   function drawLegend(svg, figure, width, hidden, redraw) {
     let x = 0, y = 14;
@@ -493,5 +496,5 @@ const charts = (() => {
     return text.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim());
   }
 
-  return { draw, find, toPlace, toValue, writeCsv, writeSvg };
+  return { draw, drawPicture, find, toPlace, toValue, writeCsv, writeSvg };
 })();

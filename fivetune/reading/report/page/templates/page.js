@@ -126,7 +126,7 @@
       if (group) showAt(null, group, figure);
     });
     plot.addEventListener("pointerdown", (event) => {
-      if (event.pointerType === "mouse" && figure.chart && !figure.chart.xAxis.names) from = at(event)[0];
+      if (event.pointerType === "mouse" && event.button === 0 && figure.chart && !figure.chart.xAxis.names) from = at(event)[0];
     });
     plot.addEventListener("pointerup", (event) => {
       const start = from;
@@ -207,25 +207,10 @@
       const box = Object.assign(document.createElement("input"), { type: "checkbox", checked: true, value: name });
       box.addEventListener("change", () => switchEntry(name, box.checked));
       const entry = document.createElement("label");
-      entry.append(box, sample(trace), name);
+      entry.append(box, charts.drawPicture(trace), name);
       legend.append(entry);
     }
     block.prepend(legend);
-  }
-
-  function sample(trace) {
-    const space = "http://www.w3.org/2000/svg";
-    const picture = document.createElementNS(space, "svg");
-    const mark = document.createElementNS(space, trace.fill ? "rect" : "line");
-    const dashes = { dash: "7 4", dot: "2 3", dashdot: "7 3 2 3" };
-    const shape = trace.fill ? { width: 24, height: 12 } : { x2: 24, y1: 6, y2: 6, "stroke-width": 2.5 };
-    picture.setAttribute("aria-hidden", "true");
-    for (const [key, value] of Object.entries({ width: 24, height: 12 })) picture.setAttribute(key, value);
-    for (const [key, value] of Object.entries(shape)) mark.setAttribute(key, value);
-    if (trace.fill) mark.style.fill = trace.fillcolor;
-    else Object.assign(mark.style, { stroke: trace.line.color, strokeDasharray: dashes[trace.line.dash] ?? "" });
-    picture.append(mark);
-    return picture;
   }
 
   function switchEntry(name, on) {
