@@ -119,8 +119,9 @@ def test_the_removal_of_the_answers_changes_no_result(
     before = signal.getsignal(signal.SIGTERM)
     with (
         pytest.raises(DataError, match="no record can") if error else nullcontext(),
-        keep_answers(tmp_path / "out.csv", WHOLE, is_first=True),
+        keep_answers(tmp_path / "out.csv", WHOLE, is_first=True) as folder,
     ):
+        (folder / "data").mkdir()
         assert signal.getsignal(signal.SIGTERM) is not before
         if error:
             raise error
