@@ -17,6 +17,7 @@ from fivetune.rundir.figures import (
     find_divergence,
     list_eval_losses,
 )
+from fivetune.rundir.records import EvalRecord
 from fivetune.types import Verdict
 
 LOSS_RISE = 0.10
@@ -26,6 +27,8 @@ MIN_RISE = 0.01
 """Absolute rise in nats per token that is also required, because a loss near zero varies a lot in relative terms."""
 MIN_EVALS_ABOVE = 2
 """Number of evaluations above the minimum: a single one can be chance."""
+NUM_MEAN_LOSSES = 10
+"""Training losses of a mean. A fixed number: the board reads the last steps alone, and says the same as the report."""
 
 POINTS_LOST = 5.0
 """Fall of HasAns_exact in points; two standard errors of the difference are also required, to exclude chance."""
@@ -175,21 +178,34 @@ def check_over_fitting(stats: RunStats) -> Verdict | None:
         f"Over-fitting since step {turn.step:,}: the evaluation loss is {least:.3f} there and {final:.3f} at step "
         f"{last.step:,}"
     )
-    trained = list(stats.train_loss.values())
-    if trained:
-        width = max(1, len(trained) // 20)
-        before = [loss for at, loss in stats.train_loss.items() if at <= turn.step][-width:] or trained[:width]
-        message += f", while the training loss went from {fmean(before):.3f} to {fmean(trained[-width:]):.3f}"
+    before = [loss for at, loss in stats.train_loss.items() if at <= turn.step][-NUM_MEAN_LOSSES:]
+    if len(before) == NUM_MEAN_LOSSES:
+        trained = list(stats.train_loss.values())[-NUM_MEAN_LOSSES:]
+        message += f", while the training loss went from {fmean(before):.3f} to {fmean(trained):.3f}"
+    # The weights are selected by the metric: steps up to its best value are not to be spared.
+    best = _find_best_score(stats)
+    until = max(turn.step, best.step) if best else turn.step
+    if best and best.step > turn.step:
+        message += f"; {stats.metric} is best at step {best.step:,}"
+    are_fewer = 0 < until < last.step
+    steps = f"Train up to step {until:,}." if are_fewer else ""
     return Verdict(
         rule="over_fitting",
         message=f"{message}.",
         figure=rise,
         threshold=LOSS_RISE,
         confidence=min(0.95, 0.6 + 0.1 * len(later)),
-        change={"train.num_steps": turn.step, "train.num_epochs": None} if turn.step else {},
-        advice=f"Train up to this step.{_describe_model(stats)} More data or dropout (model.dropout) moves the "
-        "minimum; a lower learning rate delays it.",
+        change={"train.num_steps": until, "train.num_epochs": None} if are_fewer else {},
+        advice=f"{steps}{_describe_model(stats)} More data or dropout (model.dropout) moves the minimum; a lower "
+        "learning rate delays it.".lstrip(),
     )
+
+
+def _find_best_score(stats: RunStats) -> EvalRecord | None:
+    """Find the first evaluation with the best value of the run's metric; None without values."""
+    known = [record for record in stats.evals if stats.metric in record.scores]
+    sign = 1 if stats.higher_is_better else -1
+    return max(known, key=lambda record: sign * record.scores[stats.metric or ""], default=None)
 
 
 def check_abstention(stats: RunStats) -> Verdict | None:

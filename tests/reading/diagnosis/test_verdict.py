@@ -293,6 +293,22 @@ def test_over_fitting_does_not_depend_on_where_the_best_score_lands_by_chance():
     )  # the best is the last, by 0.6 points
 
 
+LATER_SCORES = [(49.0, 49.8, 48.2), (50.5, 49.8, 50.2), (49.0, 49.8, 50.6)]
+"""F1 of the evaluations after the lowest loss: the best is before them, among them, the last of them."""
+
+
+def test_over_fitting_advises_no_steps_below_those_of_the_best_score():
+    until = [diagnose_run(over_fitted(10.0, 50.0, *later))[0].change.get("train.num_steps") for later in LATER_SCORES]
+    assert until == [100, 200, None]
+
+
+def test_over_fitting_says_the_same_on_the_last_steps_alone():
+    run = over_fitted(10.0, 50.0, 50.5, 49.8, 50.2)
+    whole, part = (diagnose_run(replace(run, steps=run.steps[start:]))[0].message for start in (0, 50))
+    assert part == whole and "while the training loss went from" in whole
+    assert "training loss" not in diagnose_run(replace(run, steps=run.steps[95:]))[0].message
+
+
 def test_a_score_that_improves_beyond_its_interval_is_no_over_fitting():
     assert diagnose_run(over_fitted(10.0, 50.0, 58.0, 62.0, 66.0)) == ()
 

@@ -423,7 +423,9 @@ def test_the_confidence_of_each_promise_is_shown() -> None:
     record = fake_run().evals[-1]
 
     def find(kept: Abstention | None = None) -> tuple[str, Table]:
-        parts = build_confidence_section(make_predictions(*lines), "f1", record=record, kept=kept).parts
+        parts = build_confidence_section(
+            make_predictions(*lines), "f1", record=record, kept=kept, folder="runs/a"
+        ).parts
         place = parts.index(Text("When to stay silent", "heading"))
         text = parts[place + 1]
         table = parts[place + 3]
@@ -432,18 +434,21 @@ def test_the_confidence_of_each_promise_is_shown() -> None:
 
     words, table = find()
     assert "600 predictions" in words and "Nothing is withheld" in words
+    assert "fivetune evaluate runs/a --max-error 5% keeps" in words
     assert [row[0] for row in table.rows] == ["1%", "2%", "5%", "10%"]
     assert table.rows[0] == ("1%", "none", "", "", "", "", "718") and table.rows[2][2:5] == ("66.7 %", "400", "0.2 %")
     kept = measure_abstention(make_predictions(*lines), "exact", split="eval", step=3)
     assert kept
     words, table = find(replace(kept, max_error=0.05))
     assert "at most 5% of the others are wrong" in words and table.rows[2][0] == "5% (kept)"
+    lines = [{**line, "scores": {"f1": 0.5, "exact": float(line["id"][-1] < "5")}} for line in lines]
+    assert find()[0].endswith("Nothing is withheld.")  # half of the answers are wrong: no promise can be kept
 
 
 def test_a_graded_score_has_no_promise_without_its_limit() -> None:
     lines = [{"id": str(i), "confidence": 0.9, "scores": {"f1": 0.5}} for i in range(30)]
-    parts = build_confidence_section(make_predictions(*lines), "f1", record=fake_run().evals[-1]).parts
-    assert any("--error-below 50" in part.body for part in parts if isinstance(part, Text))
+    parts = build_confidence_section(make_predictions(*lines), "f1", record=fake_run().evals[-1], folder="runs/a").parts
+    assert any("runs/a --max-error 5% --error-below 50" in part.body for part in parts if isinstance(part, Text))
 
 
 def test_confidence_slices_and_labels_have_their_sections() -> None:

@@ -37,6 +37,7 @@ from fivetune.reading.report.run.settings import (
     build_settings_section,
     describe_run,
     iter_machine_parts,
+    name_run_folder,
 )
 from fivetune.reading.report.run.slices import build_labels_section, build_slices_section
 from fivetune.reading.report.run.speed import build_step_time_section, iter_speed_parts
@@ -84,7 +85,9 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
         build_run_load_section(run),
         *build_range_test_sections(run.range_test),
         build_section("Data", iter_data_parts(run)),
-        build_confidence_section(lines, key, record=best, applied=run.temperature, kept=run.abstention),
+        build_confidence_section(
+            lines, key, record=best, applied=run.temperature, kept=run.abstention, folder=name_run_folder(run)
+        ),
         build_slices_section(lines, key),
         build_labels_section(lines),
         build_run_examples_section(run, lines),

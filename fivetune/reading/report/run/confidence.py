@@ -50,6 +50,7 @@ def build_confidence_section(
     record: EvalRecord | None = None,
     applied: float = 1.0,
     kept: Abstention | None = None,
+    folder: str = "RUN",
 ) -> Section:
     """Build the section: calibration, score of the most confident answers, gain of a no-answer threshold.
 
@@ -58,6 +59,7 @@ def build_confidence_section(
         record: evaluation of the lines.
         applied: temperature of model/, at which confidences are shown.
         kept: errors by confidence of model/; None without them.
+        folder: path of the run, as commands name it.
     """
     if not lines or key is None:
         return build_section("Confidence")
@@ -74,7 +76,7 @@ def build_confidence_section(
         return build_section(
             "Confidence",
             _iter_calibration_parts(sure, values, key, fitted, applied),
-            iter_silence_parts(own, key, record, kept, applied),
+            iter_silence_parts(own, key, record, kept, applied, folder),
             _iter_threshold_parts(shown),
         )
     has_none = all(line.confidence is None for line in lines)

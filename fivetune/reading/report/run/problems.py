@@ -5,7 +5,6 @@ In: a Run and its verdicts. Out: Problems, and a Section of rates and measured v
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,10 +25,11 @@ from fivetune.reading.report.run.scores import (
     choose_best_eval,
     find_baseline_eval,
 )
+from fivetune.reading.report.run.settings import name_run_folder
 from fivetune.rundir.figures import select_current_evals, select_evals_by_step
 from fivetune.rundir.records import EvalRecord, Run
 from fivetune.types import Verdict
-from fivetune.values import divide, get_nested
+from fivetune.values import divide
 
 UNKNOWN_LIMIT = 0.001
 NO_RULES: set[str] = set()
@@ -181,7 +181,7 @@ def build_verdicts_table(found: Mapping[str, Sequence[Verdict]], *, named: bool)
 
 def list_next_commands(run: Run) -> list[str]:
     """List the commands that continue an interrupted run or use the model of a finished one; [] for other runs."""
-    folder = shlex.quote(str(get_nested(run.config, "run", "dir") or run.name))
+    folder = name_run_folder(run)
     if run.status.state == "interrupted" and run.status.begun:
         return [f"fivetune train {folder} --resume"]
     if run.status.state != "finished" or not run.has_model:

@@ -5,6 +5,7 @@ In: a Run. Out: Sections.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
@@ -38,6 +39,11 @@ MAIN_SETTINGS = (
     ("dropout", "model.dropout"),
     ("seed", "run.seed"),
 )
+
+
+def name_run_folder(run: Run) -> str:
+    """Return the path of the run directory, as a command line takes it."""
+    return shlex.quote(str(get_nested(run.config, "run", "dir") or f"runs/{run.name}"))
 
 
 def describe_run(run: Run) -> str:
@@ -88,9 +94,9 @@ def iter_machine_parts(run: Run) -> Iterator[Part]:
     yield Text("Methods, for a paper", "heading")
     yield Text(describe_methods(run))
     yield Text("Commands", "heading")
-    folder = str(get_nested(run.config, "run", "dir") or f"runs/{run.name}")
+    folder = name_run_folder(run)
     for words, command in (
-        ("Start of the run:", machine.command),
+        ("Start of the run (again, it needs another --run.dir, or --overwrite):", machine.command),
         ("Train again with the resolved settings:", f"fivetune train {folder}/config.yaml --run.dir {folder}-again"),
         ("Rebuild this page from the run directory:", f"fivetune report {folder}"),
     ):

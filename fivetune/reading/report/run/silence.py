@@ -31,11 +31,17 @@ from fivetune.scores.analysis.abstention import (
 )
 
 PROMISES = (0.01, 0.02, 0.05, 0.1)
+OFFERED = (0.05, 0.1)  # promises of the command, the first that can be kept
 MIN_DRAWN = 20  # answers, below which a share of errors is noise
 
 
 def iter_silence_parts(
-    lines: Sequence[Prediction], key: str, record: EvalRecord | None, kept: Abstention | None, temperature: float
+    lines: Sequence[Prediction],
+    key: str,
+    record: EvalRecord | None,
+    kept: Abstention | None,
+    temperature: float,
+    folder: str,
 ) -> Iterator[Part]:
     """Yield the errors over the share of answers, with the confidence for each promise.
 
@@ -44,6 +50,7 @@ def iter_silence_parts(
         key: the main score of a prediction.
         kept: errors by confidence of model/, perhaps of another evaluation; None without them.
         temperature: temperature of the confidences.
+        folder: path of the run, as commands name it.
     """
     found = kept
     score = find_error_score(lines, key)
@@ -54,14 +61,15 @@ def iter_silence_parts(
     yield Text("When to stay silent", "heading")
     if found is None:
         yield Text(
-            f"{get_score_label(key)} is graded: fivetune evaluate RUN --max-error 5% --error-below 50 counts answers "
-            "below 50 as wrong, and shows how many can be given."
+            f"{get_score_label(key)} is graded: fivetune evaluate {folder} --max-error 5% --error-below 50 "
+            "counts answers below 50 as wrong, and shows how many can be given."
         )
         return
     facts = list_promise_facts(found, temperature)
-    promise = (
-        describe_promise(facts) if facts else "Nothing is withheld: fivetune evaluate RUN --max-error 5% keeps one."
-    )
+    promise = describe_promise(facts) if facts else "Nothing is withheld."
+    possible = [share for share in OFFERED if choose_level(found.levels, share)]
+    if possible and not facts:
+        promise += f" fivetune evaluate {folder} --max-error {format_promise(possible[0])} keeps a promise."
     wrong = f"{get_score_label(found.score)} below {100 * found.error_below:g}"
     yield Text(
         f"Share of wrong answers ({wrong}) if only the most confident are given, on "
