@@ -122,8 +122,11 @@ def as_python(message: str) -> str:
     ('max_batch 0: must be above 0.', "Use format='hf'.")
     >>> as_python("Train it with: fivetune train a.yaml --quiet. Add --overwrite to write it again.")
     'Train it with: fivetune train a.yaml --quiet. Add overwrite=True to write it again.'
+    >>> as_python("It is trained with: fivetune train a.yaml. Give --output.")
+    "It is trained with: fivetune.train('a.yaml'). Give output."
     """
     message = re.sub(r"fivetune train (\S+) --resume", r"fivetune.train('\1', resume=True)", message)
+    message = re.sub(r"fivetune train ([^\s']+)(?=[.,;:] |\.?$)", r"fivetune.train('\1')", message, flags=re.MULTILINE)
     parts: list[str] = []
     for part in re.split(r"(fivetune [a-z].*?(?=[.,;:] |\.?$))", message, flags=re.MULTILINE):
         if not part.startswith("fivetune "):

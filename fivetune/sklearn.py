@@ -152,6 +152,12 @@ class FiveTuneClassifier(ClassifierMixin, BaseEstimator):
         given = X if isinstance(X, list) else np.asarray(X, dtype=object)
         if np.ndim(given) == 1 and len(given) and all(isinstance(one, str) for one in given):
             return [str(one) for one in given]
+        if np.ndim(given) == 1 and any(isinstance(one, str) for one in given):
+            row, value = next((row, one) for row, one in enumerate(given) if not isinstance(one, str))
+            cause = "an empty text" if value is None or value != value else f"no text ({type(value).__name__})"
+            raise ValueError(
+                f"X[{row}]: {value!r} is {cause}. Allowed are texts. Write it as text, or leave the row out."
+            )
         fits: dict[str, Any] = {} if y is None else {"y": y}
         table: Any = validate_data(
             self, cast("Any", X), reset=bool(fits), dtype=None, ensure_all_finite="allow-nan", **fits

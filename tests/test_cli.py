@@ -346,6 +346,20 @@ def test_numbers_of_a_table_are_aligned_to_the_right(capsys):
     assert first.index("1") == second.index("1,000") + 4 and first.index("x") == second.rindex("2")
 
 
+def test_a_narrow_table_breaks_between_words(capsys, monkeypatch):
+    """Heads of the lengths of `inspect` broke inside words at 80 columns."""
+    monkeypatch.setenv("COLUMNS", "44")
+    header = ["name", "the longest", "tokens", "95 %", "what"]
+    print_table(header, [["contexts", "5", "6,927", "48", "word " * 9], ["targets", "51", "8", "9", ""]])
+    printed = capsys.readouterr().out
+    assert {"contexts", "longest", "tokens", "word"} <= {*printed.split()}
+    assert max(map(len, printed.splitlines())) <= 44
+    print_table(["path", "size"], [["/a/folder" * 20, "1,234"]])  # a word that is longer than the line
+    printed = capsys.readouterr().out
+    assert "1,234" in printed and printed.count("size") == 1
+    assert printed.count("folder") >= 16 and max(map(len, printed.splitlines())) <= 44
+
+
 def test_a_table_is_as_wide_as_columns_says(capsys, monkeypatch):
     """Piped tables had 160 characters whatever COLUMNS was."""
     monkeypatch.setenv("COLUMNS", "60")

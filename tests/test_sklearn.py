@@ -68,6 +68,14 @@ def test_a_temporary_run_goes_with_its_estimator_and_a_named_one_stays(tmp_path:
 
 
 @pytest.mark.release
+@pytest.mark.parametrize("value, cause", [(None, "an empty text"), (float("nan"), "an empty text"), (3, "no text")])
+def test_what_is_no_text_among_texts_is_named(value: object, cause: str) -> None:
+    pd = pytest.importorskip("pandas")
+    for texts in (["a", value, "b"], pd.Series(["a", value, "b"], dtype=object)):
+        with pytest.raises(ValueError, match=rf"X\[1\]: \S+ is {cause}"):
+            make().fit(texts, ["x", "y", "x"])
+
+
 def test_pipelines_cross_validation_and_grid_search() -> None:
     pipeline = make_pipeline(FunctionTransformer(lambda texts: [text.strip() for text in texts]), make())
     assert cross_val_score(pipeline, TEXTS, COLOURS, cv=2).mean() > 0.9

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 WIDTH = 160  # characters of a table that is not printed to a terminal
 MAX_LISTED = 10  # shards
 MAX_COLUMNS = 20  # of a data file that are listed; those that the task reads always are
+MAX_LINE = 10_000  # characters of a cell that are measured
 WHOLE_DIGITS = 6  # before the decimal point of scores and counts
 MAX_CELL_CHARS = 90  # of a page's cell
 CHECK_WIDTH, CHECK_CHARS = 100, 17  # characters of a check's line outside a terminal, and of its name
@@ -178,19 +179,11 @@ def add_strategy(recipe: str, settings: Mapping[str, Any], *, quiet: bool) -> di
     return proposed
 
 
-def print_scores(
-    scores: Mapping[str, float], intervals: Mapping[str, tuple[float, float]], *, all_digits: bool = False
-) -> None:
-    """Print scores with aligned decimal points, and their 95 % intervals if known.
-
-    Args:
-        all_digits: for a comparison with an official script's; else two decimals.
-    """
+def print_scores(scores: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> None:
+    """Print scores with two decimals, their points aligned, and their 95 % intervals if known."""
     rows: list[tuple[str, str, str]] = []
     for name, value in scores.items():
-        text = str(value)
-        if not all_digits:
-            text = f"{value:,.0f}" if name.endswith("total") else f"{value:.2f}"
+        text = f"{value:,.0f}" if name.endswith("total") else f"{value:.2f}"
         whole, point, rest = text.partition(".")
         interval = "{:.1f} to {:.1f}".format(*intervals[name]) if name in intervals else ""
         rows.append((name, f"{whole:>{WHOLE_DIGITS}}{point}{rest}", interval))
@@ -200,25 +193,45 @@ def print_scores(
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table, columns of numbers to the right.
 
-    It is as wide as the variable COLUMNS, else the terminal; WIDTH characters if the output is none.
+    It is as wide as the variable COLUMNS, else the terminal; WIDTH characters if the output is none. A narrow one has
+    less space between columns, then columns that break between words, and words that break where nothing else helps.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.measure import measure_renderables
     from rich.table import Table
     from rich.text import Text
 
     from fivetune.values import are_numbers
 
-    grid = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for number, cell in enumerate(header):
-        column = [row[number] for row in rows]
-        grid.add_column(Text(cell), justify="right" if are_numbers(column) else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text(name_invisible(cell)) for cell in row))
-    console = Console(highlight=False, width=shutil.get_terminal_size((WIDTH, 24)).columns)
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    columns = [[Text(name_invisible(cell)) for cell in column] for column in zip(header, *rows, strict=True)]
+    console = Console(highlight=False, width=width)
+    # The longest word and the longest line of each column.
+    measured = [measure_renderables(console, console.options.update(width=MAX_LINE), column) for column in columns]
+    sizes = [max(1, one.maximum) for one in measured]
+    is_narrow = sum(sizes) + 3 * (len(sizes) - 1) > width
+    if is_narrow:
+        _fit_columns(sizes, [one.minimum for one in measured], width - 2 * (len(sizes) - 1))
+    grid = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=is_narrow)
+    for column, size in zip(columns, sizes, strict=True):
+        numeric = are_numbers([text.plain for text in column[1:]])
+        grid.add_column(column[0], justify="right" if numeric else "left", overflow="fold", width=size)
+    for row in list(zip(*columns, strict=True))[1:]:
+        grid.add_row(*row)
     with console.capture() as captured:
         console.print(grid)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)  # rich fills each line
+
+
+def _fit_columns(sizes: list[int], words: Sequence[int], room: int) -> None:
+    """Narrow the widest columns until all fit into `room` characters; words break only where no column has spaces."""
+    for least in (words, [1] * len(words)):
+        while sum(sizes) > room:
+            spare = [(size, number) for number, size in enumerate(sizes) if size > least[number]]
+            if not spare:
+                break
+            sizes[max(spare)[1]] -= 1
 
 
 def print_page(page: Page) -> None:

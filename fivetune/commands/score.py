@@ -94,13 +94,13 @@ def run(args: argparse.Namespace) -> int:
         print_json(found.as_dict())
         return 0
     print(f"{found.task}: {found.num_examples} examples")
-    print_scores(found.scores, found.intervals, all_digits=True)
+    print_scores(found.scores, found.intervals)
     if found.differences:
         _print_differences(found)
     if blanks := found.without_blank_golds:
         words = f"without the blank gold answers of {blanks['num_questions']:,} questions"
         print(f"\n{words}, which an empty prediction matches:")
-        print_scores(blanks["scores"], {}, all_digits=True)
+        print_scores(blanks["scores"], {})
     if found.confusion:
         _print_labels(found.confusion)
     _write_files(args, found)

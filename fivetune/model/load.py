@@ -115,7 +115,7 @@ def load_model_and_tokenizer(
     else:
         model = _build_random(settings, raw)
     loaded = LoadedModel(model, words)
-    _fit_vocabulary(loaded, source, tokenizer_key)
+    _fit_vocabulary(loaded, source, tokenizer_key, num_added=len(added))
     if added and init == "pretrained":
         fill_rows(loaded.model, added)
     num_new = len({*new_tokens})
@@ -284,8 +284,11 @@ def count_ids(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def _fit_vocabulary(loaded: LoadedModel, source: Path, key: str | None) -> None:
-    """Grow the embedding to a multiple of 128 rows if the tokenizer has more ids than it has rows; never shrink it."""
+def _fit_vocabulary(loaded: LoadedModel, source: Path, key: str | None, *, num_added: int) -> None:
+    """Grow the embedding to a multiple of 128 rows if the tokenizer has more ids than it has rows; never shrink it.
+
+    It warns of rows that nothing fills: those of the `num_added` last ids are filled later (`fill_rows`).
+    """
     rows = loaded.model.get_input_embeddings().weight.shape[0]
     needed = count_ids(loaded.tokenizer)
     if needed <= rows:
@@ -305,7 +308,8 @@ def _fit_vocabulary(loaded: LoadedModel, source: Path, key: str | None) -> None:
     if not tied:  # transformers 5 ties the head while resizing; new rows start as the mean of the old ones
         new_rows = head.mean(0, keepdim=True).expand(grown - rows, -1)
         loaded.model.lm_head.weight = nn.Parameter(torch.cat([head, new_rows]))
-    loaded.warnings.append(
-        f"{source}: the tokenizer has {needed} pieces, the embedding {rows} rows: grown to {grown}; "
-        "the new rows are untrained."
-    )
+    if (own := needed - num_added) > rows:
+        loaded.warnings.append(
+            f"{source}: the tokenizer has {own} pieces, the embedding {rows} rows: grown to {grown}; "
+            "the new rows are untrained."
+        )

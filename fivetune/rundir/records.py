@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fivetune.errors import ConfigError, suggest_names
 from fivetune.rundir.abstention_file import Abstention
@@ -405,6 +405,8 @@ class Predictions(list[Prediction]):
     ([{'id': '1', 'inputs': 'hi', 'prediction': 'hello', 'confidence': 0.75}], [{'prediction': 'hello'}])
     """
 
+    row_index: Any = None  # the index of the DataFrame of pandas that was answered
+
     def build_rows(self, fields: Sequence[str] = TABLE_FIELDS) -> list[JsonTable]:
         """Return a row of some fields of Prediction per answer, without the fields that no answer has.
 
@@ -419,10 +421,12 @@ class Predictions(list[Prediction]):
         return [{name: table.get(name) for name in kept} for table in tables]
 
     def to_pandas(self, fields: Sequence[str] = TABLE_FIELDS) -> pandas.DataFrame:
-        """Return the rows as a DataFrame of pandas, which has the order of the inputs. Errors: as of `build_rows`."""
+        """Return the rows as a DataFrame of pandas, which has the order of the inputs, and the index of a DataFrame of
+        pandas among them. Errors: as of `build_rows`.
+        """
         import pandas  # pyright: ignore[reportMissingTypeStubs]
 
-        return pandas.DataFrame(self.build_rows(fields))
+        return pandas.DataFrame(self.build_rows(fields), index=self.row_index)
 
     def to_polars(self, fields: Sequence[str] = TABLE_FIELDS) -> polars.DataFrame:
         """Return the rows as a DataFrame of polars, which has the order of the inputs. Errors: as of `build_rows`."""

@@ -12,13 +12,14 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
 
 from fivetune.config import load_config
 from fivetune.config.layers import parse_listed_names
-from fivetune.config.recipes import find_shipped_recipe
+from fivetune.config.recipes import find_shipped_recipe, is_run_directory
 from fivetune.data.readers.nested_records import describe_nested
 from fivetune.data.readers.records import is_hub_name, list_source_files
 from fivetune.data.readers.source_files import (
@@ -45,19 +46,26 @@ MAX_RECIPE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A plan and its files: the recipe, and set -> JSONL file."""
+    """A plan and its files: the recipe, and set -> JSONL file.
+
+    Args:
+        run: the run directory that its commands train, which held no run when the recipe was written.
+    """
 
     plan: StartPlan
     recipe: Path
     files: Mapping[str, Path]
+    run: str
 
     def list_commands(self) -> list[str]:
         """Return the commands that train the recipe and score its test set."""
-        run = f"runs/{self.recipe.stem}"
         test = shorten_path(self.files["test"])
+        is_other = self.run != f"runs/{self.recipe.stem}"
         return [
-            shlex.join(["fivetune", "train", shorten_path(self.recipe)]),
-            shlex.join(["fivetune", "evaluate", run, "--data.eval", test]),
+            shlex.join(
+                ["fivetune", "train", shorten_path(self.recipe), *(["--run.dir", self.run] if is_other else [])]
+            ),
+            shlex.join(["fivetune", "evaluate", self.run, "--data.eval", test]),
         ]
 
 
@@ -256,7 +264,13 @@ def start_recipe(
         opened = {one: stack.enter_context(replace_file(file)) for one, file in files.sets.items()}
         for one, fields in read_sets(plan):  # times of Parquet become text
             opened[one].write(json.dumps(fields, ensure_ascii=False, default=str).encode() + b"\n")
-    return Started(plan, recipe, files.sets)
+    return Started(plan, recipe, files.sets, _choose_run(recipe.stem))
+
+
+def _choose_run(name: str) -> str:
+    """Choose a run directory that holds no run: runs/NAME, or with the first free number."""
+    names = chain([f"runs/{name}"], (f"runs/{name}-{number}" for number in count(2)))
+    return next(one for one in names if not is_run_directory(one))
 
 
 def choose_recipe_path(source: str, output: str | None) -> Path:

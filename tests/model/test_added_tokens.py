@@ -91,6 +91,13 @@ def test_tokens_are_added_once(tmp_path, family_folders):
     assert read_back(again.tokenizer, "a→b\n漢\tc") == "a→b\n漢\tc"
 
 
+def test_tables_that_grow_for_added_tokens_are_no_alarm():
+    """Their rows begin as means; only rows that nothing fills are told of."""
+    loaded = load_model_and_tokenizer("t5-nano", new_tokens=["<ticket>", "{"])
+    assert loaded.model.shared.weight.shape[0] > 2048
+    assert loaded.warnings == ["model.add_tokens: 1 of 2 tokens are in the vocabulary already."]
+
+
 @pytest.mark.parametrize("token", ["a b", "", " →", "\r"])
 def test_what_is_no_token_is_refused(tokenizer_folder, token):
     with pytest.raises(ModelError, match="is no token"):

@@ -347,6 +347,18 @@ def test_records_without_a_label_are_counted_and_left_out(folder, capsys):
     assert code == 0 and "40 records have nothing in label, and are left out; the first: t.csv:22" in err
 
 
+def test_the_next_commands_name_a_run_directory_that_is_free(folder, capsys):
+    write_tickets(folder / "t.csv")
+    words = ["new", "t.csv", "--model", "t5-nano"]
+    assert "next    fivetune train t.yaml\n" in run(capsys, *words)[1]
+    for name in ("t", "t-2"):
+        (folder / "runs" / name).mkdir(parents=True)
+        (folder / "runs" / name / "config.yaml").touch()
+        (folder / "runs" / name / "machine.json").touch()
+    out = run(capsys, *words, "--output", "other")[1]
+    assert "fivetune train other/t.yaml --run.dir runs/t-3\n" in out and "fivetune evaluate runs/t-3 " in out
+
+
 def test_nothing_is_overwritten_unless_asked(folder, capsys):
     write_tickets(folder / "t.csv")
     (folder / "t.yaml").write_text("mine: 1\n")

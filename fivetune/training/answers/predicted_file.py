@@ -31,7 +31,7 @@ class PredictedRow(NamedTuple):
     prediction: Prediction
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, repr=False)
 class PredictedFile:
     """Yields a PredictedRow for every record of a source, in its order, as often as it is iterated.
 
@@ -55,6 +55,11 @@ class PredictedFile:
     header: tuple[str, ...] = ()
     silence: Silence | None = None
     shard: Shard = WHOLE
+
+    def __repr__(self) -> str:
+        return (
+            f"PredictedFile({self.source!r}, task {self.task.plugin_name()}): iterate over its (row, prediction) pairs"
+        )
 
     def __post_init__(self) -> None:
         # Who has the predictions may read them long after the call that made them.

@@ -7,7 +7,7 @@ reasons of records that cannot be used, never depend on the other requests.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -30,6 +30,7 @@ from fivetune.training.answers.batch_size import AutoBatchSize, predict_in_batch
 from fivetune.training.answers.evaluator import Evaluator, ignore_count
 from fivetune.training.answers.inputs import InputRow, iter_input_rows, write_records, write_texts
 from fivetune.training.answers.listening import Listener, OnWritten
+from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
 from fivetune.types import RawRecord, Task, TextExample
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def list_inputs(inputs: object) -> list[Given]:
     kind = type(inputs).__name__
     # A DataFrame or a data set; a list of records is a table too, but its errors name the record.
     if is_table(inputs) and not isinstance(inputs, Sequence):
-        return list(iter_rows(inputs, "inputs"))
+        return list(iter_rows(inputs, "inputs")) if len(cast("Sized", inputs)) else []
     if isinstance(inputs, Mapping | str):
         raise DataError(f"predict: the inputs are one {kind}. Allowed is a list of them. Put it into a list.")
     if hasattr(cast("object", inputs), "columns"):
@@ -125,12 +126,14 @@ def read_requests(
     task: Task,
     columns: Mapping[str, str],
     describe: Callable[[str, Task, Mapping[str, str]], Source],
+    refuses_incomplete: bool = False,
 ) -> list[ReadRequest]:
     """Read and tokenise requests, each as `list_inputs` returns it.
 
     Args:
         task, columns: task and columns of records.
         describe: describes the source of a path, a task and columns.
+        refuses_incomplete: raise DataError for a request whose records all lack a column.
     """
     found: list[ReadRequest] = []
     with tempfile.TemporaryDirectory(prefix="fivetune-inputs-") as folder:
@@ -156,6 +159,10 @@ def read_requests(
                     rows = list(iter_input_rows(str(path), own_task, own_columns))
                 if records:
                     rows = _name_missing_fields(rows, records, task, columns)
+                if refuses_incomplete and all(row.is_incomplete for row in rows):
+                    PredictionCounts.count(
+                        PredictedRow(row, Prediction(id=row.id)) for row in rows
+                    ).refuse_none_answered()
                 if not all(row.skipped for row in rows):
                     converted = convert_source(describe(str(path), own_task, own_columns), tokenizer)
             found.append(ReadRequest(rows, written, converted))

@@ -340,11 +340,11 @@ class TrainedRun:
             on_note: called with a sentence when the number of CPU threads changes.
 
         Returns a list of one Prediction each, in order, with `to_pandas` and `to_polars`; a record that cannot be used
-        has the reason in `skipped`, also where none can be used and whatever data.on_bad_record is.
+        has the reason in `skipped`, whatever data.on_bad_record is.
 
         Raises ConfigError for another `batch_size` and for a promise that the evaluation does not support, DataError
-        for inputs that are neither records nor texts, RunDirError for a run without a model, FiveTuneEnvironmentError
-        if memory runs out at one example.
+        for inputs that are neither records nor texts, and for records that all lack a column, RunDirError for a run
+        without a model, FiveTuneEnvironmentError if memory runs out at one example.
 
         >>> run = fivetune.open_run("runs/tickets")
         >>> answer, = run.predict([{"text": "my parcel is late"}], batch_size=8)
@@ -360,8 +360,12 @@ class TrainedRun:
         size = self._auto_batch_size if batch_size == "auto" else batch_size
         silence = self.find_silence(max_error=max_error, min_confidence=min_confidence)
         with _show_progress(on_progress) as report:
-            (found,) = self.predict_each(requests, batch_size=size, on_progress=report, on_note=on_note)
-        return Predictions(withhold(one, silence) for one in found)
+            (found,) = self.predict_each(
+                requests, batch_size=size, on_progress=report, on_note=on_note, refuses_incomplete=True
+            )
+        answers = Predictions(withhold(one, silence) for one in found)
+        answers.row_index = None if isinstance(inputs, Sequence) else getattr(inputs, "index", None)
+        return answers
 
     def find_silence(
         self, *, max_error: str | float | None = None, min_confidence: str | float | None = None
@@ -391,6 +395,7 @@ class TrainedRun:
         on_written: OnWritten | None = None,
         on_progress: ProgressCallback = ignore_progress,
         on_note: OnNote = ignore_note,
+        refuses_incomplete: bool = False,
     ) -> list[list[Prediction]]:
         """Answer several lists of records or texts in common batches; each gets what `predict` returns for it, with
         no answer withheld.
@@ -401,6 +406,7 @@ class TrainedRun:
             max_input_tokens: most tokens of an input before clipping; one with more has a reason in `skipped`.
             decoding: options of the search; default: the run's options.
             on_written: called for each token of an answer, where the search reports them.
+            refuses_incomplete: raise DataError for a list whose records all lack a column.
         """
         loaded = self.loaded
         config = loaded.config
@@ -413,6 +419,7 @@ class TrainedRun:
                 task=config.task,
                 columns=config.data.columns,
                 describe=partial(describe_questions, config),
+                refuses_incomplete=refuses_incomplete,
             )
             return answer_requests(
                 read,

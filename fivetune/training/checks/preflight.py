@@ -134,7 +134,7 @@ def _check_model(setup: Setup) -> Outcome:
     count = count_parameters(model)
     verified = "compared with its file" if setup.config.model.init == "pretrained" else "random weights"
     if setup.loaded.warnings:
-        return "warn", "; ".join(setup.loaded.warnings)
+        return "warn", " ".join(setup.loaded.warnings)
     return "pass", f"{kind}, {count:,} parameters, {verified}"
 
 

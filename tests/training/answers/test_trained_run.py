@@ -136,6 +136,20 @@ def test_answers_are_a_table(run: fivetune.TrainedRun) -> None:
     assert run.predict([]).to_pandas().empty
 
 
+def test_a_frame_keeps_its_index_may_be_empty_and_needs_the_columns(run: fivetune.TrainedRun) -> None:
+    pd = pytest.importorskip("pandas")
+    row = {"question": "Who?", "context": "Rollo came."}
+    frame = pd.DataFrame([row, row], index=[7, 3])
+    joined = frame.join(run.predict(frame).to_pandas(["prediction"]))
+    assert [*joined.index] == [7, 3] and joined.prediction.notna().all()
+    assert run.predict(frame.head(0)) == run.predict([]) == []
+    wrong = frame.rename(columns={"context": "text"})
+    with pytest.raises(DataError, match=r"inputs: none of 2 records can be answered\..* context"):
+        run.predict(wrong)
+    (half, whole) = run.predict([{"text": "a"}, row])  # one record that can be answered: the others are named
+    assert half.skipped and not whole.skipped
+
+
 def test_texts_are_the_only_column_of_a_task(
     tmp_path: Path, model_folder: Path, run: fivetune.TrainedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
