@@ -217,7 +217,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for column, size in zip(columns, sizes, strict=True):
         numeric = are_numbers([text.plain for text in column[1:]])
         grid.add_column(column[0], justify="right" if numeric else "left", overflow="fold", width=size)
-    for row in list(zip(*columns, strict=True))[1:]:
+    for row in [*zip(*columns, strict=True)][1:]:  # `list` is a module of this package
         grid.add_row(*row)
     with console.capture() as captured:
         console.print(grid)

@@ -95,7 +95,7 @@ def test_requests_that_share_a_batch_do_not_mix(trained: TrainedRun) -> None:
     requests = [[a], [b, b], [], [text], [{"x": 1}], [{"question": "long " * 300, "context": "c"}, a]]
     together = trained.predict_each(requests, max_input_tokens=200)
     for given, found in zip(requests[:5], together[:5], strict=True):
-        alone = trained.predict(given)
+        (alone,) = trained.predict_each([given])
         assert [(one.id, one.prediction, one.skipped) for one in found] == [
             (one.id, one.prediction, one.skipped) for one in alone
         ]

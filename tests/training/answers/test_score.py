@@ -73,7 +73,7 @@ def test_table(dev, tmp_path, capsys):
     assert _score("squad_v2", dev, _write(tmp_path / "p.json", PREDICTIONS)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "squad_v2: 3 examples"
-    assert lines[3].split()[:2] == ["exact", "66.66666666666667"]
+    assert lines[3].split()[:2] == ["exact", "66.67"]
     assert len({line.index(".") for line in lines[3:] if "." in line}) == 1  # decimal points under each other
 
 
@@ -338,7 +338,7 @@ def test_a_wrong_ranking(dev, tmp_path):
 def test_answers_in_other_forms(tmp_path, capsys, task, column, gold, said, main):
     post = [{"id": "a", "Title": "Why?", "Body": "x", column: gold}]
     assert _score(task[0], _write(tmp_path / "g.json", post), _write(tmp_path / "p.json", {"a": said}), *task[1:]) == 0
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith(main)] == ["100.0"]
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith(main)] == ["100.00"]
 
 
 @pytest.mark.parametrize(("part", "more"), [([], {"part": "tags"}), (["--task.part", "tags"], {})])
