@@ -143,7 +143,9 @@ class Ops:
         """
         linears = [linear for module in modules for linear in (module.k, module.v)]
         is_held = torch.is_grad_enabled() and not self.recompute
-        if not (is_held and needs_attention_kernel(memory.states) and all(map(_is_kept, linears))):
+        is_kept = is_held and needs_attention_kernel(memory.states) and all(map(_is_kept, linears))
+        # The kernels count the elements from the first row of a sequence in 32 bits.
+        if not is_kept or memory.bounds.longest * sum(len(linear.weight) for linear in linears) >= 2**31:
             return [memory] * len(modules)
         parts = self.project_heads(memory.states, modules[0].key_value_proj_dim, *linears)
         return [memory._replace(projected=pair) for pair in zip(parts[::2], parts[1::2], strict=True)]

@@ -70,7 +70,7 @@ class DeviceRecorder:
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 result = function()
-            except Exception:
+            except BaseException:  # also Ctrl-C: an open capture would fail all later ones, and random numbers
                 with suppress(RuntimeError):  # that a capture has failed hides why
                     graph.capture_end()
                 raise

@@ -76,7 +76,7 @@ class RunningAnswers:
         self._logprobs = [self._logprobs[slot] for slot in slots]
 
     def add_tokens(self, tokens: Sequence[int], losses: Sequence[float], slots: Iterable[int]) -> list[Answered]:
-        """Add the next token of slots; those of which the answer ends with it become free, as free ones stay.
+        """Add the next token of slots. A slot whose answer ends with it becomes free; a free slot stays so.
 
         Args:
             tokens, losses: token of every slot, and its -log p.

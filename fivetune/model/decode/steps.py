@@ -66,6 +66,8 @@ class Decoder:
             table = attention.compute_bias(1, max_steps, device=self.device, past_seen_tokens=max_steps - 1)
             self.tables[owner] = table
         self._cache = KVCache(num_beams)
+        # Ranks that gather weights together run every step: one of them may begin answers while others go on.
+        self._keeps_root = num_beams == 1 and is_kept and stage is None and self.device.type == "cpu"
         # What the last pass over a tree says of the first step: its inputs, columns of the cache, hidden states.
         self._root: tuple[EncodedInputs, RootColumns, Tensor] | None = None
 
@@ -140,7 +142,7 @@ class Decoder:
     def run_tree(self, memory: EncodedInputs, ids: Tensor, depth: Tensor, visible: Tensor) -> Tensor:
         """Compute the hidden states of tokens that form the same tree in every row.
 
-        With one beam on a CPU, the first step of answers to the same inputs needs no pass of its own.
+        With one beam and whole weights on a CPU, the first step of answers to the same inputs needs no pass of its own.
 
         Args:
             memory: B encoded inputs.
@@ -154,8 +156,7 @@ class Decoder:
         biases: dict[int, Tensor] = {}
         for owner, table in self.tables.items():
             biases[owner] = table[:, :, 0, -1 - back].masked_fill(~visible, -torch.inf)
-        keeps_root = self._num_beams == 1 and self._stage is None and self.device.type == "cpu"
-        root = RootColumns() if keeps_root else None
+        root = RootColumns() if self._keeps_root else None
         hidden = self.run_stack(ids, biases, memory.states, memory.build_mask_bias(), root)
         if root:
             self._root = memory, root, hidden[:, :1]

@@ -24,13 +24,7 @@ from fivetune.data.store.token_store import TokenStore
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model import forward, functional
 from fivetune.model.backend import SIZES
-from fivetune.model.decode import (
-    Decoding,
-    GenerateAnswers,
-    GeneratedAnswer,
-    OnToken,
-    group_by_length,
-)
+from fivetune.model.decode import Decoding, GenerateAnswers, GeneratedAnswer, OnToken, group_by_length
 from fivetune.model.decode.traced import TracedDecoder, build_traced_answer
 from fivetune.model.modules import T5Model
 from fivetune.training.optimizers._traced import apply_update, compute_rates, create_state, make_counter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from typing import Any
 
 import kit
@@ -242,6 +243,11 @@ def test_keys_and_values_of_all_layers_are_one_product(monkeypatch):
             grad.zero_()
     assert products == [6 * 32, 2 * 32, 2 * 32, 2 * 32] and all(grad.any() for grad in found[0])
     torch.testing.assert_close(found[0], found[1])
+    with kept.KeptWeights(model, torch.float32).attach():
+        for longest, is_near in ((2**31 // 192, True), (2**31 // 192 + 1, False)):  # offsets of 32 bits
+            memory = ops.EncoderOutput(states, replace(bounds[1], longest=longest))
+            memories = ops.Ops().project_memory(memory, modules)
+            assert [one.projected is not None for one in memories] == [is_near] * 3
 
 
 def test_what_the_optimizer_writes_is_not_copied_again(monkeypatch):

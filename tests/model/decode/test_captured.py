@@ -220,11 +220,14 @@ class Graph:
     """A graph that cannot end a capture in which an operation failed, as those of CUDA."""
 
     failed = False
+    num_open = 0
 
     def capture_begin(self, pool, capture_error_mode):
         assert (pool, capture_error_mode) == ("pool", "thread_local")
+        Graph.num_open += 1
 
     def capture_end(self):
+        Graph.num_open -= 1
         if Graph.failed:
             raise RuntimeError("operation failed due to a previous error during capture")
 
@@ -232,7 +235,11 @@ class Graph:
         pass
 
 
-def test_a_recording_that_fails_says_why_and_others_go_on(monkeypatch):
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_recording_that_fails_says_why_and_others_go_on(monkeypatch, error):
+    def fail():
+        raise error
+
     for name, stand_in in {
         "CUDAGraph": Graph,
         "Stream": str,
@@ -242,10 +249,10 @@ def test_a_recording_that_fails_says_why_and_others_go_on(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, stand_in)
     record = captured.DeviceRecorder(torch.device("cpu")).record
     monkeypatch.setattr(Graph, "failed", True)
-    with pytest.raises(ZeroDivisionError):
-        record(lambda: torch.zeros(1 // 0))
+    with pytest.raises(error):
+        record(fail)
     monkeypatch.setattr(Graph, "failed", False)
-    assert record(lambda: torch.ones(2))().tolist() == [1, 1]
+    assert record(lambda: torch.ones(2))().tolist() == [1, 1] and Graph.num_open == 0
 
 
 def test_the_stand_in_reads_what_was_recorded():

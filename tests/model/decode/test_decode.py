@@ -16,7 +16,10 @@ from fivetune.data.examples import Source
 from fivetune.data.store.batch import collate, pad
 from fivetune.data.store.encode import LengthLimits
 from fivetune.data.store.token_store import load_or_build_store
+from fivetune.distributed.sharding import GATHER
+from fivetune.distributed.world import World
 from fivetune.model.decode import Decoding, estimate_max_new_tokens, generate, group_by_length, to_text
+from fivetune.model.decode.greedy import DONE, RUNNING
 from fivetune.model.decode.logits import LogitsProcessor
 from fivetune.model.decode.steps import Decoder
 from fivetune.model.forward import compute_padded_losses
@@ -139,6 +142,25 @@ def test_the_pass_that_scores_a_phrase_is_the_first_step_too(model_folder, store
     passes.clear()
     _generate(model, store, Decoding(9, batch_size=5, score_targets=False, phrase_ids=(7, 8, 1)))
     assert passes[0] == (5, 3) and (5, 1) in passes  # slots that are filled later begin in a step of all
+
+
+def test_a_rank_without_rows_gathers_the_weights_of_every_step(model_folder, store, monkeypatch):
+    """Beside a rank whose answers take four steps: a step that one of them left out would let the other wait."""
+    model = load_model_and_tokenizer(str(model_folder)).model.eval()
+    needs = iter([1, 1, RUNNING, RUNNING, RUNNING, DONE, 0])
+    monkeypatch.setattr(World, "all_reduce_max", lambda self, own: max(own, next(needs)))
+    passes: list[object] = []
+
+    def gather(run, *inputs, module):
+        passes.append(module)
+        return run(module, *inputs)
+
+    last = model.decoder.block[-1]
+    for module in (model, last):
+        vars(module)[GATHER] = partial(gather, module=module)
+    decoding = Decoding(9, score_targets=False, phrase_ids=(7, 8, 1))
+    assert not [*generate(model, store, [], decoding, device="cpu", autocast=nullcontext, world=World(size=2))]
+    assert passes.count(last) == 1 + 4  # the phrase and the steps
 
 
 @pytest.mark.parametrize("mode", [True, False])
