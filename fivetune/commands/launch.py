@@ -228,9 +228,11 @@ def _find_open_shards(given: argparse.Namespace, settings: Mapping[str, Any], co
 
 def _launch_preparation(args: argparse.Namespace, launcher: Launcher) -> int:
     """Start the jobs that tokenise the data of a recipe into one folder or bucket."""
+    from fivetune import plugins
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
 
+    plugins.import_plugin("commands", "prepare").refuse_wrong_place("--prepare", args.prepare)
     config = load_config(args.recipe, parse_overrides(args.settings))
     words = ["prepare", args.recipe, "--output", args.prepare, "--quiet", *args.settings]
     if launcher.shares_files:
@@ -256,9 +258,8 @@ def _launch_work(
 
     place = Path(output).name if "://" in output else output
     work = SharedWork(tuple(words), tuple(paths), tuple(numbers), args.shards)
-    plan = build_job(
-        Path(place).name, [], build_sibling_path(place, args.on), nproc=launcher.gpus or 1, work=work, paths=paths
-    )
+    name = Path(place).resolve().name  # of `.` too
+    plan = build_job(name, [], build_sibling_path(place, args.on), nproc=launcher.gpus or 1, work=work, paths=paths)
     submit_job(launcher, plan, launcher.render(plan), args)
     return 0
 

@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
     if shard.count > 1 and args.output is None:
         raise ConfigError(f"--shard {shard}: several jobs share a folder or bucket. Add --output PLACE.")
     config = load_config(args.recipe, parse_overrides(args.settings))
-    if args.output is not None and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:/*|", args.output):
-        raise ConfigError(f"--output {args.output!r}: names no bucket or folder. Give s3://bucket/path, or a folder.")
+    if args.output is not None:
+        refuse_wrong_place("--output", args.output)
     with Progress(quiet=args.quiet) as progress:
         found = _prepare_splits(config, args.output, shard, progress)
     missing = {name: facts["missing"] for name, facts in found.items() if "missing" in facts}
@@ -90,6 +90,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"cache" if args.output is None else "output": place, **found})
     return 0
+
+
+def refuse_wrong_place(option: str, place: str) -> None:
+    """Raise ConfigError for a place that an option gives and that names no bucket or folder."""
+    from fivetune.errors import ConfigError
+
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:/*|", place):
+        raise ConfigError(f"{option} {place!r}: names no bucket or folder. Give s3://bucket/path, or a folder.")
 
 
 def _prepare_splits(config: Any, output: str | None, shard: Shard, progress: Any) -> Prepared:

@@ -647,6 +647,19 @@ def test_data_are_prepared_by_an_array_without_gpus(capsys, tmp_path, place):
     assert "--overwrite: has no effect with --prepare." in capsys.readouterr().err
 
 
+def test_this_folder_names_the_job_that_prepares_data_in_it(capsys, tmp_path, monkeypatch):
+    (tmp_path / "corpus").mkdir()
+    monkeypatch.chdir(tmp_path / "corpus")
+    text = dry_run(capsys, "launch", "quickstart", "--prepare", ".", "--shards", "2", "--on", "slurm")
+    assert "#SBATCH --job-name=corpus\n" in text
+
+
+@pytest.mark.parametrize("place", ["s3://", ""])
+def test_a_place_without_a_name_is_refused_before_it_is_queued(capsys, tmp_path, place):
+    assert cli.main(["launch", "quickstart", "--prepare", place, "--shards", "2", "--on", "slurm"]) == 2
+    assert f"--prepare {place!r}: names no bucket or folder." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("case", ["array", "shards"])
 def test_what_a_container_cannot_have_is_refused(case):
     with pytest.raises(ConfigError, match=r"^--container a\.sif: pyxis reads FILE\.sqsh or an image's name\."):
