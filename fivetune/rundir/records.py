@@ -310,6 +310,7 @@ class MachineRecord:
     vocab_size: int | None = None
     strategy: StrategyFacts = StrategyFacts()
     command: str | None = None
+    working_directory: str | None = None
     batch_size_auto: JsonTable | None = None
     capture: JsonTable | None = None
     parts: tuple[RunPart, ...] = ()

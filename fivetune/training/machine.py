@@ -19,6 +19,7 @@ from fivetune.model.load import count_parameters, describe_parameters
 from fivetune.rundir import FORMAT_VERSION, MACHINE, RunDir
 from fivetune.rundir.damage import Damage
 from fivetune.rundir.reader import read_json, read_machine
+from fivetune.scores.metrics import load_metric
 from fivetune.training.distill import describe_distillation
 from fivetune.training.outputs import RunOutputs
 from fivetune.training.setup import Setup
@@ -36,10 +37,14 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
     product_flops = None  # measured on a GPU only
     if compute.kind == "cuda":
         product_flops = measure_product_flops(compute.device, compute.precision)
+    scorers: list[str] = []
+    for task in setup.config.tasks:
+        for spec in task.metrics:
+            scorers += load_metric(spec).packages
     with compute.make_autocast():
         attention = learner.forward.describe_attention(learner.model)
     return {
-        **collect_machine_info(compute.step_device),
+        **collect_machine_info(compute.step_device, scorers),
         "precision": compute.precision,
         "precision_why": compute.precision_why,
         "forward": learner.forward.as_facts(),

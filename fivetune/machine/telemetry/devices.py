@@ -9,7 +9,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -221,15 +221,15 @@ def reset_peak_memory(device: str) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def collect_machine_info(device: str) -> JsonTable:
-    """Device, host, versions and commit, for machine.json."""
+def collect_machine_info(device: str, packages: Sequence[str] = ()) -> JsonTable:
+    """Device, host, versions (of `packages` too) and commit, for machine.json."""
     cpu = read_cpu_info("model name") or platform.processor() or None
     described: JsonTable = {"kind": device, "name": cpu if device == "cpu" else None, "memory_bytes": None}
     if device.startswith("cuda"):
         facts = torch.cuda.get_device_properties(device)
         described = {"kind": "cuda", "name": facts.name, "memory_bytes": facts.total_memory}
     versions: dict[str, str | None] = {"python": platform.python_version()}
-    for package in ("fivetune", *PACKAGES):
+    for package in ("fivetune", *PACKAGES, *packages):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

@@ -131,7 +131,7 @@ def build_model_card(
     scorers: dict[str, None] = {}
     for task in config.tasks:
         for spec in task.metrics:
-            scorers[f"`{get_metric_name(spec)}`{format_metric_source(spec)}"] = None
+            scorers[f"`{get_metric_name(spec)}`{format_metric_source(spec, run, evaluation)}"] = None
     is_virtual = adapter is not None and adapter.is_virtual
     part = next(iter(getattr(config.task, "parts", ())), None)
     yaml = as_yaml(shown).strip()

@@ -114,9 +114,12 @@ def name_eval_data(run: Run) -> str:
     return source if is_hub_name(source) else os.path.basename(source.rstrip("/"))
 
 
-def format_metric_source(spec: MetricSpec) -> str:
+def format_metric_source(spec: MetricSpec, run: Run, evaluation: EvalRecord | None) -> str:
     """Format the source of a metric as a remark, such as " (Rajpurkar et al.)"; "" for a metric that is not there."""
-    return "" if find_absent([spec]) else f" ({load_metric(spec).source})"
+    if find_absent([spec]):
+        return ""
+    references = [one.references for one in run.read_predictions(evaluation)]
+    return f" ({load_metric(spec).describe_source(references, run.machine.versions)})"
 
 
 # --- limits ---

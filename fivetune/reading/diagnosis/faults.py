@@ -139,8 +139,8 @@ def check_idle_device(stats: RunStats) -> Verdict | None:
         threshold=float(requested),
         confidence=0.95,
         change={"launch.nproc": requested, "strategy.name": STRATEGY_OF_SEVERAL},
-        advice="Start one process per device, or request one device only. Until then, do not report a speed-up over "
-        "one device.",
+        advice=f"Start one process per device, or request {num_busy or 1} device{'s' if num_busy > 1 else ''} only. "
+        f"Until then, do not report a speed-up by {requested} devices.",
     )
 
 

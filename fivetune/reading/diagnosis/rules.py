@@ -19,7 +19,6 @@ WRONG, LEARNT, AT_RISK, DISTURBED, SLOW = range(5)
 other programs, wasted time."""
 
 LOG_ADVICE = {
-    "idle_device": "Start one process per device, or request one device only.",
     "host_bound": "Record the times of data loading, host, forward and backward: they show what the device waits for.",
     "memory_bandwidth_bound": "Use 16-bit values or fused kernels.",
     "memory_full": "Use smaller batches.",

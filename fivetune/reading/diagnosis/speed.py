@@ -168,7 +168,9 @@ def check_waiting_device(stats: RunStats) -> Verdict | None:
     share = sum(busy) / len(busy)
     if share >= LOW_UTILISATION:
         return None
-    busy_share = f"The device is busy {format_share(share)} of the time while training{describe_left_out(stats)}"
+    # Nothing tells what the machine did in another tool's log.
+    span = "of the time" if stats.is_log else "of the time while training"
+    busy_share = f"The device is busy {format_share(share)} {span}{describe_left_out(stats)}"
     if times is None:
         return _build_verdict(
             "host_bound",

@@ -6,6 +6,7 @@ A metric's file holds one frozen options class and its `CASES`:
     score_names        every score that it can produce
     higher_is_better   whether higher scores are better
     source             the script or paper that defines the scores
+    packages           packages other than FiveTune's own that compute them, whose versions a run records
     score(predictions, references, *, details=None) -> Scores
     CASES              predictions, references and their expected corpus scores, with the origin of the numbers
 
@@ -53,6 +54,7 @@ class Metric(Protocol):
     score_names: ClassVar[tuple[str, ...]]
     higher_is_better: ClassVar[bool]
     source: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]]
 
     def score(
         self,
@@ -62,6 +64,8 @@ class Metric(Protocol):
         details: Sequence[Details] | None = None,
     ) -> Scores: ...
 
+    def describe_source(self, references: Sequence[Sequence[str]], versions: Mapping[str, str | None]) -> str: ...
+
 
 class MetricOptions(plugins.Options):
     """Base of metrics whose names of scores are the same with all options."""
@@ -70,6 +74,11 @@ class MetricOptions(plugins.Options):
     score_names: ClassVar[tuple[str, ...]]
     higher_is_better: ClassVar[bool] = True
     source: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]] = ()
+
+    def describe_source(self, references: Sequence[Sequence[str]], versions: Mapping[str, str | None]) -> str:
+        """Describe what defines the scores of examples with these references, computed by these versions."""
+        return self.source
 
 
 class PerExample(MetricOptions):

@@ -7,7 +7,7 @@ no prediction has four words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any, Literal
@@ -24,10 +24,8 @@ class SacreBLEU(MetricOptions):
 
     main = "chrf"
     score_names = ("bleu", "chrf", "total")
-    source = (
-        "sacrebleu 2 (Post 2018), BLEU nrefs:var|case:mixed|eff:no|tok:13a|smooth:exp, "
-        "chrF2 nrefs:var|case:mixed|eff:yes|nc:6|nw:0|space:no"
-    )
+    source = "sacrebleu, Post 2018"
+    packages = ("sacrebleu",)
 
     tokenize: Literal["13a", "intl", "char", "zh", "none"] = Field(
         default="13a", description="sacrebleu's tokenizer for BLEU: 13a, intl, char, zh or none"
@@ -49,6 +47,18 @@ class SacreBLEU(MetricOptions):
         options: dict[str, Any] = {"lowercase": self.lowercase, "tokenize": self.tokenize, "force": True}
         chrf = CHRF(word_order=self.word_order, lowercase=self.lowercase)
         return {"bleu": BLEU(**options), "chrf": chrf}, {"bleu": BLEU(**options, effective_order=True), "chrf": chrf}
+
+    def describe_source(self, references: Sequence[Sequence[str]], versions: Mapping[str, str | None]) -> str:
+        """Describe the scores by sacrebleu's signatures; without references, or the version, these are left out."""
+        counts = {len(own) for own in references}
+        number = next(iter(counts)) if len(counts) == 1 else "var"
+        signatures: list[str] = []
+        for scorer, name in zip(self._scorers[0].values(), ("BLEU", f"chrF2{'+' * self.word_order}"), strict=True):
+            scorer.num_refs = number
+            signature = scorer.get_signature()
+            signature.info |= {"nrefs": number if counts else None, "version": versions.get("sacrebleu")}
+            signatures.append(f"{name} {signature}")
+        return f"{self.source}; {', '.join(signatures)}"
 
     def score(
         self,

@@ -115,7 +115,11 @@ def test_system_cs_log_of_one_gpu_has_nothing_wrong(asked):
 
 
 def test_a_log_knows_one_device_where_two_were_asked_for():
-    assert find_verdicts(collect_log_stats(samples({}, phase=None), devices_requested=2))[0].rule == "idle_device"
+    for requested in (2, 4):
+        first = find_verdicts(collect_log_stats(samples({}, phase=None), devices_requested=requested))[0]
+        assert first.rule == "idle_device" and "request 1 device only" in first.advice
+    two = samples({}, {}, phase=None)
+    assert "request 2 devices only" in find_verdicts(collect_log_stats(two, devices_requested=4))[0].advice
 
 
 def test_a_log_does_not_tell_why_the_device_waits():
@@ -136,7 +140,7 @@ def test_a_log_gets_no_advice_with_settings_of_fivetune_and_no_claim_about_its_d
 def test_a_log_says_which_samples_its_mean_leaves_out():
     records = [*samples({"utilisation": 0.0}, num=10, phase=None), *samples({"utilisation": 0.6}, phase=None)]
     (verdict,) = find_verdicts(collect_log_stats(records))
-    assert "60 % of the time while training (10 samples in which no device was active are left out)" in verdict.message
+    assert "60 % of the time (10 samples in which no device was active are left out)" in verdict.message
 
 
 # --- healthy records ---

@@ -12,6 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from fake_comparison import comparison
 from fake_run import fake_run, make_run
 
@@ -162,6 +163,26 @@ def test_methods_tell_every_fact_of_the_records():
     assert re.findall(r"\[(.*?) not recorded\]", text) == ["energy"]
 
 
+def test_methods_name_the_earlier_run_whose_model_was_trained_on(tmp_path):
+    earlier = tmp_path / "first"
+    (earlier / "model").mkdir(parents=True)
+    settings = {"model": {"path": "t5-nano"}, "task": {"name": "denoising"}, "data": {"train": ["x/texts.jsonl"]}}
+    (earlier / "config.yaml").write_text(yaml.safe_dump(settings))
+    (earlier / "status.json").write_text('{"format_version": 1, "started": "2026-01-01T10:00:00+0000"}')
+    later = {"model": {"path": "first/model"}, "task": {"name": "jsonl", "inputs": "translate:\n{de}"}}
+    made = "The model of the earlier run first (there, t5-nano was trained on the task denoising with texts.jsonl)"
+    for started, words in (("2026-01-02", made), ("2025-12-31", "The local model first/model")):
+        text = describe_methods(
+            make_run(
+                config=later,
+                status={"started": f"{started}T10:00:00+0000"},
+                machine={"working_directory": str(tmp_path), "device": {"kind": "cpu"}, "num_threads": 2},
+            )
+        )
+        assert text.startswith(f"{words}, with")
+        assert r'with inputs made as "translate:\n{de}".' in text and "in 2 CPU threads" in text
+
+
 def test_unknown_facts_are_named_and_not_guessed():
     text = describe_methods(make_run())
     assert "n/a" not in text and "None" not in text
@@ -270,6 +291,20 @@ def test_logs_stand_side_by_side(tmp_path):
     ]
     table = read_rows(build_csv(results))
     assert ["hot", "GPU utilisation", "GPU 0", "%", "65", "90", "2"] in table
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_a_figure_of_logs_names_its_quantity_and_the_device_of_each_dash(num, tmp_path):
+    logs = {}
+    for place in range(num):
+        path = tmp_path / f"log{place}.csv"
+        path.write_text("Timestamp (s),0:GPU (%),1:GPU (%)\n0,50,40\n30,70,60\n60,80,70\n")
+        logs[path.stem] = read_log(path)
+    ((_, chart),) = iter_named_charts(build_logs_page(logs, {})[0])
+    drawing = ElementTree.fromstring(draw_chart(chart)["svg"])
+    words = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert words.count("GPU 0") == words.count("GPU 1") == words.count("GPU utilisation (%)") == 1
+    assert read_rows(build_chart_csv(chart))[0] == ["series", "seconds", "GPU utilisation (%)"]
 
 
 def test_diagnose_writes_pictures_table_and_page_of_logs(tmp_path, capsys):

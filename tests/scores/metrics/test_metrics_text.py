@@ -7,6 +7,7 @@ import sys
 import time
 import tomllib
 import unicodedata
+from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
 
@@ -155,6 +156,20 @@ def test_bleu_and_chrf_are_those_of_sacrebleu(options):
         one = BLEU(effective_order=True, **options).sentence_score(text, golds)
         assert own["bleu"] == pytest.approx(one.score / 100)
         assert own["chrf"] == pytest.approx(chrf.sentence_score(text, golds).score / 100)
+
+
+def test_bleu_is_cited_by_the_signatures_of_sacrebleu():
+    options = {"tokenize": "intl", "lowercase": True}
+    bleu, chrf = BLEU(**options), CHRF(word_order=2, lowercase=True)
+    metric = SacreBLEU(**options, word_order=2)
+    for golds in ([["a"], ["b"]], [["a", "c"], ["b", "d"]], [["a"], ["b", "c"]]):
+        streams = list(zip_longest(*golds))
+        bleu.corpus_score(["a", "b"], streams)
+        chrf.corpus_score(["a", "b"], streams)
+        cited = metric.describe_source(golds, {"sacrebleu": version("sacrebleu")})
+        assert f"BLEU {bleu.get_signature()}, chrF2++ {chrf.get_signature()}" in cited
+    cited = metric.describe_source([], {})
+    assert "nrefs" not in cited and "version" not in cited
 
 
 def test_resampled_bleu_is_that_of_the_drawn_examples():

@@ -12,12 +12,13 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
-from textwrap import shorten
+from textwrap import fill, shorten
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ POINT = 0.65  # points of a mark or line per pixel of the page's
 INCH_CHARS = 18  # characters of a legend in an inch; an entry's sign takes 7
 MAX_LEGEND = 12  # names; more hide the chart, as the lines of 40 trials
 NAME_CHARS = 48
+TITLE_CHARS = 20  # of a line of an axis's title
 STYLE = {
     "font.family": "sans-serif",
     "font.size": 8,
@@ -127,7 +129,8 @@ def iter_named_charts(page: Page) -> Iterator[tuple[str, Chart]]:
 
 def build_chart_csv(chart: Chart) -> str:
     """Build CSV of a chart: a row per point with its series, its place on both axes, and the ends of its intervals."""
-    header = ["series", _find_title(chart.layout, "xaxis"), _find_title(chart.layout, "yaxis")]
+    quantity = chart.layout.get("meta") or _find_title(chart.layout, "yaxis")
+    header = ["series", _find_title(chart.layout, "xaxis"), quantity]
     bars = [letter for letter in "xy" if any(f"error_{letter}" in trace for trace in chart.data)]
     for letter in bars:
         header += [f"{letter} low", f"{letter} high"]
@@ -196,6 +199,10 @@ def draw_chart(chart: Chart) -> dict[str, bytes]:
                 plane.set_title(layout["annotations"][place]["text"], loc="left", fontsize=7, pad=2)
             else:
                 _draw_shapes(plane, layout)
+        if "meta" in layout:
+            for plane in planes:
+                plane.set_ylabel("")
+            figure.supylabel(fill(layout["meta"], TITLE_CHARS), fontsize=STYLE["font.size"])
         _add_legend(figure, is_stacked=is_stacked)
         found: dict[str, bytes] = {}
         for suffix, date in (("svg", "Date"), ("pdf", "CreationDate")):
@@ -257,6 +264,8 @@ def _draw_line(plane: Axes, trace: Trace, xs: Values, ys: Values) -> None:
     line = trace.get("line", {})
     mode = trace.get("mode", "lines")
     label = _get_label(trace, shared=True)
+    # Of several lines of a log, the dash tells the device: "slow: GPU 1".
+    label = _get_label(trace).removeprefix(f"{label}: ") if _get_label(trace).startswith(f"{label}: ") else label
     marker = trace.get("marker", {})
     size = POINT * marker.get("size", 6)
     if "lines" in mode:
@@ -371,12 +380,20 @@ def _draw_shapes(plane: Axes, layout: Mapping[str, Any]) -> None:
 
 
 def _add_legend(figure: Any, *, is_stacked: bool) -> None:
-    """Add a legend above the plot, unless it has one name or too many; stacked plots have their names themselves."""
+    """Add a legend above the plot, unless it has one name or too many.
+
+    The title of a stacked plot names its log; the legend has the shaded phases, and the dashes of several devices.
+    """
     entries: dict[str, Any] = {}
     for plane in figure.axes:
+        title = plane.get_title("left")
         for handle, label in zip(*plane.get_legend_handles_labels(), strict=True):
-            if not is_stacked or type(handle).__name__ == "Polygon":  # the shaded phases
-                entries.setdefault(name_invisible(label), handle)
+            if is_stacked and type(handle).__name__ == "Line2D":
+                if label.startswith(title):
+                    continue
+                handle = copy(handle)  # the dash is the same in all logs, the colour is not
+                handle.set_color(_find_color(INK))
+            entries.setdefault(name_invisible(label), handle)
     if 2 - is_stacked <= len(entries) <= MAX_LEGEND:
         longest = max(map(len, entries))
         columns = max(1, int(INCH_CHARS * figure.get_figwidth() / (longest + 7)))

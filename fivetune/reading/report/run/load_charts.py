@@ -125,6 +125,7 @@ def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide:
         height=height,
         showlegend=own_legend,
         yaxis={"range": [0, top], "domain": [0, 1]},
+        meta=f"{gauge.title} ({gauge.unit})",  # the axis of a figure, which has no caption; too long for a lane
     )
     if num > 1:
         _stack_lanes(chart.layout, lanes, gauge.unit)

@@ -6,8 +6,9 @@ In: a Run. Out: a paragraph, in which facts that the records lack are marked, an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cache
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, cast
 
 from jinja2 import ChainableUndefined, Environment, PackageLoader, Template, Undefined
@@ -32,6 +33,7 @@ from fivetune.reading.report.run.scores import (
     get_score_label,
     list_score_keys,
 )
+from fivetune.rundir import CONFIG, read_machine, read_run_config, read_status
 from fivetune.rundir.figures import JOULES_PER_WH, compute_energy_joules
 from fivetune.rundir.records import Run
 from fivetune.scores.metrics import get_metric_name
@@ -71,13 +73,22 @@ def describe_methods(run: Run) -> str:
         if value:
             others.append(f"{key} {format_setting(key, value)}")
     task = load_run_task(run.config)
+    record = choose_best_eval(run)
     metrics: list[str] = []
     for spec in task.metrics if task else ():
-        metrics.append(f"{get_metric_name(spec)}{format_metric_source(spec)}")
+        metrics.append(f"{get_metric_name(spec)}{format_metric_source(spec, run, record)}")
     is_highest = best is not None and best.metric != "loss" and is_higher_better([run.config], best.metric)
+    templates: list[str] = []
+    parts: Mapping[str, Any] = get_nested(run.config, "task", "parts") or {"": get_nested(run.config, "task")}
+    for table in parts.values():
+        template = get_nested(table, "inputs") or get_nested(table, "template")
+        if template:
+            templates.append(f'"{template}"'.replace("\n", "\\n"))
     energy = compute_energy_joules(run.telemetry)
     text = _build_template().render(
         config=run.config,
+        base=describe_base(run.config, run.machine.working_directory or "", before=run.status.started or ""),
+        templates=templates,
         machine=run.machine,
         plan=run.plan,
         status=run.status,
@@ -88,13 +99,43 @@ def describe_methods(run: Run) -> str:
         best=best,
         choice="highest" if is_highest else "lowest",
         metric=get_score_label(best.metric) if best else "",
-        record=choose_best_eval(run),
+        record=record,
         metrics=metrics,
         time=None if run.status.seconds is None else format_duration(run.status.seconds),
         energy=None if energy is None else f"{format_decimal(energy / JOULES_PER_WH)} Wh",
         versions=[f"{name} {version}" for name, version in run.machine.versions.items() if version],
     )
-    return " ".join(text.split()).replace(" ()", "")
+    text = " ".join(text.split()).replace(" ()", "")
+    return f"T{text[1:]}" if text.startswith("the ") else text  # of the model of an earlier run
+
+
+def describe_base(config: Mapping[str, Any], directory: str, *, before: str) -> str:
+    """Describe the model from which a run started: its name, or the earlier run that made it, with that run's base.
+
+    Args:
+        directory: working directory of the run.
+        before: the start of the run. An earlier run that started later has been replaced since, and is not described.
+    """
+    given: str = get_nested(config, "model", "path") or get_nested(config, "model", "config") or ""
+    name = _find_last_part(given)
+    if name == "model":  # of an earlier run
+        name = f"the local model {PurePath(given).parent.name}/{name}"
+    path = Path(directory, given).expanduser()
+    if not given or not path.is_dir():
+        return name
+    # The model's folder is in the run directory, or is the run directory.
+    for folder in (path, path.parent):
+        if not (folder / CONFIG).is_file():
+            continue
+        started = read_status(folder).started or ""
+        if not started or (before and datetime.fromisoformat(started) >= datetime.fromisoformat(before)):
+            break
+        earlier = read_run_config(folder)
+        base = describe_base(earlier, read_machine(folder).working_directory or "", before=started)
+        task = get_nested(earlier, "task", "name")
+        files = ", ".join(map(_find_last_part, get_nested(earlier, "data", "train") or ()))
+        return f"the model of the earlier run {folder.name} (there, {base} was trained on the task {task} with {files})"
+    return name
 
 
 @cache
@@ -166,4 +207,4 @@ def build_measured(value: float | None, interval: tuple[float, float] | None, *,
         return Measured(write(value), value)
     low, high = interval
     mark = "*" if is_signed and not low <= 0 <= high else ""
-    return Measured(write(value), value, interval, f"{write(low, 1)} to {write(high, 1)}", mark)
+    return Measured(write(value), value, interval, f"{write(low)} to {write(high)}", mark)
