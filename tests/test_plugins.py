@@ -100,7 +100,7 @@ def test_every_plugin_keeps_its_contract(kind, name):
     ("kind", "missing"),
     [
         ("tasks", "to_text"),
-        ("metrics", "higher_is_better, main, score, score_names, source"),
+        ("metrics", "describe_source, higher_is_better, main, packages, score, score_names, source"),
         ("optimizers", "build"),
         ("schedules", "factor"),
         ("strategies", "wrap"),

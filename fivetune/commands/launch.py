@@ -189,7 +189,8 @@ def _launch_prediction(args: argparse.Namespace, launcher: Launcher) -> int:
 def _find_open_shards(given: argparse.Namespace, settings: Mapping[str, Any], count: int) -> Sequence[int]:
     """Return the numbers of the shards that no earlier launch has answered; the last one if only the merge is missing.
 
-    Raises what `fivetune predict` would raise on the nodes, for the first records too.
+    Shards that a job answers now are left out. Raises what `fivetune predict` would raise on the nodes, for the first
+    records too.
 
     Args:
         given: arguments of `fivetune predict`.
@@ -200,7 +201,7 @@ def _find_open_shards(given: argparse.Namespace, settings: Mapping[str, Any], co
     from fivetune.rundir import read_status, refuse_foreign
     from fivetune.rundir.export_file import read_export
     from fivetune.rundir.records import Prediction
-    from fivetune.training.answers.answer_folder import find_answers
+    from fivetune.training.answers.answer_folder import find_answers, list_busy_shards
     from fivetune.training.answers.inputs import OWN_SOURCE, iter_input_rows
     from fivetune.training.answers.loading import resolve_config
     from fivetune.training.answers.model_folder import find_answering_checkpoint
@@ -223,7 +224,15 @@ def _find_open_shards(given: argparse.Namespace, settings: Mapping[str, Any], co
     if not folder.is_dir():
         return range(1, count + 1)
     refuse_other_work(folder, Shard(count=count))
-    return list_open_shards(folder, Shard(count=count)) or [count]
+    missing = list_open_shards(folder, Shard(count=count)) or [count]
+    busy = list_busy_shards(folder, Shard(count=count))
+    found = [number for number in missing if number not in busy]
+    named = f"{given.output}: a job still answers shard {', '.join(map(str, busy))} of {count}"
+    if not found:
+        raise ConfigError(f"{named}, and no other is missing. Wait for it.")
+    if busy:
+        print_text(f"{named}, not submitted again")
+    return found
 
 
 def _launch_preparation(args: argparse.Namespace, launcher: Launcher) -> int:

@@ -166,16 +166,27 @@ def load_launcher(name: str, values: Mapping[str, object]) -> Launcher:
         if option not in kind.model_fields:
             flags = [option.replace("_", "-") for option in kind.model_fields]
             flag = option.replace("_", "-")
-            raise ConfigError(f"--{flag} {value}: {name} has no such option. {suggest_names(flag, flags)}")
+            owners: list[str] = []
+            for other in plugins.list_plugins("launchers"):
+                if option in plugins.load_plugin("launchers", other).model_fields:
+                    owners.append(other)
+            hint = suggest_names(flag, flags)
+            if owners:
+                hint = f"It is an option of {' and '.join(owners)}. Leave it out, or use one of: {', '.join(flags)}."
+            raise ConfigError(f"--{flag} {value}: {name} has no such option. {hint}")
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0])
-        pattern = first.get("ctx", {}).get("pattern")
-        fault = f"does not match {pattern}" if pattern else first["msg"]
+        limits = first.get("ctx", {})
+        allowed = ""
+        if "gt" in limits or "ge" in limits:  # of whole numbers
+            allowed = f" {limits.get('ge', limits.get('gt', 0) + 1)} or more"
+        elif first["type"].startswith("int_"):
+            allowed = " a whole number"
         raise ConfigError(
-            f"--{option.replace('_', '-')} {values.get(option)}: {fault}. Give: "
+            f"--{option.replace('_', '-')} {values.get(option)}: is not allowed. Give{allowed}: "
             f"{kind.model_fields[option].description}."
         ) from None
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.fleet.launchers import (
@@ -32,6 +32,7 @@ TERMINATED_CODE = 128 + 15
 KILLED_CODE = 128 + 9
 MAX_KILLED = 3  # times that a shard starts again after its process was killed, as for want of memory
 SECONDS_TO_END = 60  # for the other nodes after the first one has ended
+STRUCTURE = r"--(array|nodes|ntasks|ntasks-per-node|chdir)\b(?!-)|-[aNnD]"  # sbatch's options that the job relies on
 PAGE_TIME = "00:10:00"  # limit of the job that compares the runs of an array, which takes seconds
 
 
@@ -66,6 +67,13 @@ class Slurm(Launcher):
     setup: tuple[str, ...] = Field(default=(), description="shell line before the start, such as 'module load cuda'")
     sbatch: tuple[str, ...] = Field(default=(), description="any other option of sbatch, such as --sbatch=--exclusive")
 
+    @model_validator(mode="after")
+    def _refuse_options_without_container(self) -> Slurm:
+        for name in ("container_runtime", "bind"):
+            if name in self.model_fields_set and not self.container:
+                raise ConfigError(f"--{name.replace('_', '-')}: has no effect without --container. Add it.")
+        return self
+
     def render(self, plan: JobPlan) -> dict[str, str]:
         lines = {"job.sbatch": self._list_lines(plan)}
         if plan.page:
@@ -76,7 +84,15 @@ class Slurm(Launcher):
         image = self.container or ""
         if image.endswith((".sif", ".sqsh")) and "://" not in image and not Path(image).is_file():
             raise SubmissionError(f"--container {image}: there is no such file. Build it, or correct the name.")
-        job = _submit([str(folder / "job.sbatch")])
+        try:
+            job = _submit([str(folder / "job.sbatch")])
+        except SubmissionError as error:
+            if "generic resource" not in str(error):
+                raise
+            raise SubmissionError(
+                f"{error} The cluster has no such GPUs: sinfo --Format=nodehost,gres lists what it has. Correct --gpus "
+                "and --gpu-type, or add --device cpu."
+            ) from None
         # afterany: the page also tells which runs have failed.
         page = [f"--dependency=afterany:{job}", str(folder / "page.sbatch")]
         if (folder / "page.sbatch").is_file():
@@ -149,6 +165,11 @@ class Slurm(Launcher):
             if not option.startswith("-") or not option.isprintable():
                 raise ConfigError(
                     f"--sbatch {option!r}: is not an option. Give one line, such as --sbatch=--exclusive."
+                )
+            if re.match(STRUCTURE, option):
+                raise ConfigError(
+                    f"--sbatch {option}: changes how the job starts its processes. Leave it out: FiveTune writes this "
+                    "option, from --shards, --seeds and --nodes."
                 )
         return [*found, *(f"#SBATCH {option}" for option in self.sbatch)]
 

@@ -17,7 +17,7 @@ from fivetune.data.store.partial import lock_build_folder
 from fivetune.distributed.processes.signals import report_interrupts
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.training.answers.answer_log import PATTERN
-from fivetune.training.answers.shards import DONE, refuse_other_work
+from fivetune.training.answers.shards import DONE, list_shard_folders, refuse_other_work
 
 LOCK = "lock"  # marks a folder of answers
 NFS_REMOVED = ".nfs"  # begins the name of a file that NFS keeps until the process that removed it closes it
@@ -132,3 +132,17 @@ def _is_in_the_way(folder: Path) -> bool:
         return True
     is_empty = all(name.startswith(NFS_REMOVED) for name in names)
     return folder.is_symlink() or not (is_empty or LOCK in names)
+
+
+def list_busy_shards(folder: Path, shard: Shard) -> list[int]:
+    """List the numbers, from 1, of the shards that a process answers now."""
+    busy: list[int] = []
+    for number, path in enumerate(list_shard_folders(folder, shard), start=1):
+        with suppress(OSError):  # then its job, too, cannot lock it and says why
+            if (path / LOCK).is_file():
+                lock = lock_build_folder(path, LOCK)
+                if lock is None:
+                    busy.append(number)
+                else:
+                    lock.close()
+    return busy

@@ -22,6 +22,7 @@ from fivetune.config import load_config
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.fleet import launchers
 from fivetune.fleet.launchers import JobPlan, JobRun, Launcher, SharedWork, load_launcher
+from fivetune.training.answers.answer_folder import lock_answers
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = plugins.list_plugins("launchers")
@@ -225,9 +226,14 @@ def test_a_sweep_fetches_each_of_its_models_and_data_once(capsys, fake_sbatch, m
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--nodes", "0"], "--nodes 0: Input should be greater than 0. Give: nodes; default: launch"),
-        (["--time", "tomorrow"], "--time tomorrow: does not match ^"),
-        (["--memory", "lots"], "--memory lots: does not match ^[0-9]+[KMGT]$. Give: memory per node, such as 64G."),
+        (["--nodes", "0"], "--nodes 0: is not allowed. Give 1 or more: nodes; default: launch"),
+        (["--gpus", "x"], "--gpus x: is not allowed. Give a whole number: GPUs per node"),
+        (["--time", "tomorrow"], "--time tomorrow: is not allowed. Give: time limit, such as 04:00:00"),
+        (["--memory", "lots"], "--memory lots: is not allowed. Give: memory per node, such as 64G."),
+        (["--sbatch=--array=1-9"], "--sbatch --array=1-9: changes how the job starts its processes. Leave it out"),
+        (["--sbatch=-N2"], "--sbatch -N2: changes how the job starts"),
+        (["--container-runtime", "pyxis"], "--container-runtime: has no effect without --container. Add it."),
+        (["--bind", "/data"], "--bind: has no effect without --container. Add it."),
         (["--node", "2"], "--node: node is not a setting."),
         (["--nodes", "3"], "train.batch_size 32 is not a multiple of launch.nnodes 3 times launch.nproc 1"),
         (["--gpus", "4", "--launch.nproc", "2"], "--gpus 4: contradicts --launch.nproc 2. Give one of them."),
@@ -253,7 +259,7 @@ def test_wrong_options_are_refused_with_their_value(capsys, words, message):
 
 
 def test_an_option_of_another_launcher_and_one_without_a_launcher_are_refused(capsys):
-    with pytest.raises(ConfigError, match=r"^--image x: slurm has no such option\. .*Allowed: account, "):
+    with pytest.raises(ConfigError, match=r"slurm has no such option\. It is an option of kubernetes and skypilot\."):
         load_launcher("slurm", {"image": "x"})
     assert cli.main(["compare", "quick", "--nodes", "2"]) == 2
     assert "--nodes 2: is an option of a cluster. Add --on slurm, or omit it." in capsys.readouterr().err
@@ -408,6 +414,10 @@ def test_a_missing_or_refusing_scheduler_is_named(tmp_path, monkeypatch):
     (tmp_path / "sbatch").chmod(0o755)
     with pytest.raises(FiveTuneEnvironmentError, match="refused: sbatch: error: invalid partition specified: gpu"):
         launchers.submit_file(["sbatch", "job.sbatch"], tool="SLURM")
+    words = "sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification"
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
+    with pytest.raises(launchers.SubmissionError, match=r"\(gres\) specification\. .* or add --device cpu\."):
+        load_launcher("slurm", {}).submit(tmp_path)
 
 
 def test_a_page_that_is_refused_leaves_the_runs_submitted_and_says_so(capsys, fake_sbatch):
@@ -583,6 +593,21 @@ def test_shards_that_are_answered_are_not_started_again(capsys, fake_sbatch, ans
     assert "#SBATCH --array=2\n" in text and "gpus" not in text
     assert cli.main([*answering, "--shards", "2"]) == 4
     assert "out.csv.partial: holds answers of 3 shards. Go on with these commands" in capsys.readouterr().err
+
+
+def test_shards_that_a_job_answers_are_not_started_again(capsys, fake_sbatch, answering):
+    folder = fake_sbatch / "out.csv.partial" / "2-of-3"
+    folder.mkdir(parents=True)
+    with lock_answers(folder):
+        assert cli.main([*answering, "--shards", "3"]) == 0
+        assert "a job still answers shard 2 of 3, not submitted again" in capsys.readouterr().out
+        assert "#SBATCH --array=1,3\n" in (fake_sbatch / "out.csv.slurm" / "job.sbatch").read_text()
+        for number in (1, 3):
+            (folder.with_name(f"{number}-of-3")).mkdir()
+            (folder.with_name(f"{number}-of-3") / "done").touch()
+        assert cli.main([*answering, "--shards", "3"]) == 2
+        assert "a job still answers shard 2 of 3, and no other is missing. Wait" in capsys.readouterr().err
+    assert cli.main([*answering, "--shards", "3"]) == 0
 
 
 @pytest.mark.parametrize(
