@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from transformers import AutoTokenizer
 
 from fivetune import cli
 from fivetune.data.examples import Source
-from fivetune.data.store import build, convert
+from fivetune.data.store import build, convert, partial
 from fivetune.data.store import token_store as store_module
 from fivetune.data.store.encode import LengthLimits
 from fivetune.data.store.partial import lock_build_folder
@@ -94,6 +95,14 @@ def test_a_build_that_begins_while_another_ends_is_left_alone(tmp_path, tokenize
     monkeypatch.setattr(store_module, "fsync_folder", begin_another)
     load_or_build_store(_source(tmp_path), AutoTokenizer.from_pretrained(tokenizer_folder), cache=tmp_path / "cache")
     assert len(list((tmp_path / "cache").glob(".*.partial"))) == 1
+
+
+def test_a_lock_that_another_machine_has_removed_is_none(tmp_path, monkeypatch):
+    def lose(*given: object, **more: object) -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle")  # of NFS
+
+    monkeypatch.setattr(partial, "lock_file", lose)
+    assert lock_build_folder(tmp_path) is None
 
 
 def test_no_process_can_lock_a_build_whose_folder_moves(tmp_path, tokenizer_folder, monkeypatch):
