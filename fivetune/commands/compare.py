@@ -224,7 +224,7 @@ def _write_and_print(comparison: Comparison, args: Namespace, path: Path) -> Non
     from fivetune.reading.report.comparison.variants import build_comparison_results
 
     page = build_comparison_page(comparison)
-    _print_comparison(comparison)
+    print_comparison(comparison)
     path, *written = write_outputs(args, page, build_comparison_results(comparison), default=path)
     if args.json:
         print_json({"page": str(path), "written": list(map(str, written)), **build_comparison_result(comparison)})
@@ -333,8 +333,9 @@ def _print_plan(sweep: Sweep, seconds: Mapping[str, float | None], *, overwrite:
         print_text(f"{sweep.folder} exists and is moved aside first")
 
 
-def _print_comparison(comparison: Comparison) -> None:
+def print_comparison(comparison: Comparison) -> None:
     """Print warnings, the main measures, the outcome, the first verdict of each variant, and failures."""
+    from fivetune.reading.compare.measures import TIME_MEASURES
     from fivetune.reading.report.comparison import describe_outcome
 
     for warning in comparison.warnings:
@@ -351,7 +352,7 @@ def _print_comparison(comparison: Comparison) -> None:
         if name not in known:
             continue
         columns.append((name, False))
-        header.append(labels[name])
+        header.append(labels[name] + (" !" if comparison.disturbed and name in TIME_MEASURES else ""))
         if name in compared:
             columns.append((name, True))
             header.append("against")
@@ -359,6 +360,8 @@ def _print_comparison(comparison: Comparison) -> None:
     note = "Second line: 95 % interval for scores, min-max otherwise."
     if any(variant.pareto for variant in comparison.variants):
         note += " * = Pareto-optimal."
+    if comparison.disturbed:
+        note += " ! = distorted by other work on the machine."
     print_text(note)
     print_text(" ".join(describe_outcome(comparison)))
     for variant in comparison.variants:

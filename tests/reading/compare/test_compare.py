@@ -13,6 +13,7 @@ import pytest
 from fake_run import make_step, write_run
 
 from fivetune.cli import main
+from fivetune.commands.compare import print_comparison
 from fivetune.errors import RunDirError
 from fivetune.reading.compare import MEASURES, compare, compare_predictions, group_runs
 from fivetune.reading.compare.measures import (
@@ -450,7 +451,7 @@ def test_load_of_other_programs_is_told():
     assert of(beside_others(a, 1.7), beside_others(b, 0.5)).warnings == (said,)
 
 
-def test_no_claim_about_speed_where_times_are_not_the_runs_own():
+def test_no_claim_about_speed_where_times_are_not_the_runs_own(capsys):
     a, b = make_run("a"), make_run("b", optimizer__lr=0.2, step_seconds=1.0)
     own, disturbed = of(a, b), of(beside_others(a, 1.7), beside_others(b, 0.5))
     assert (own.disturbed, disturbed.disturbed) == ((), ("b",))
@@ -463,6 +464,10 @@ def test_no_claim_about_speed_where_times_are_not_the_runs_own():
     assert "fastest" in " ".join(describe_outcome(own)) and "fastest" not in said and "quicker" not in said
     assert "Speeds are not compared: other work used the machine beside 1 run" in said
     assert "Pareto front" not in [section.title for section in build_comparison_page(disturbed).sections]
+    for one, is_marked in ((own, False), (disturbed, True)):
+        print_comparison(one)
+        shown = capsys.readouterr().out
+        assert ("time !" in shown) == ("examples/s !" in shown) == is_marked and "f1 !" not in shown
 
 
 @pytest.mark.parametrize("rule", ["abstention", "majority_label"])

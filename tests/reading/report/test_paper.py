@@ -19,7 +19,7 @@ from fake_run import fake_run, make_run
 from fivetune.cli import main
 from fivetune.errors import ConfigError
 from fivetune.reading.compare.changes import compute_paired_difference
-from fivetune.reading.compare.records import Measure
+from fivetune.reading.compare.records import Measure, Variant
 from fivetune.reading.diagnosis.logs import read_log
 from fivetune.reading.report.comparison import build_comparison_page
 from fivetune.reading.report.comparison.variants import build_comparison_results
@@ -112,6 +112,19 @@ def test_a_comparison_marks_only_differences_that_are_significant():
     assert marks[second.name].count("*") == 2  # the score, and its difference; the loss is not sure
     assert marks[by_example.name].count("\u2020") == 1  # the difference over the examples
     assert table.rows[0][place - 1] == "baseline"
+
+
+def test_a_table_of_a_comparison_repeats_no_column():
+    found = comparison()
+    first, second, *_ = found.variants
+    equal: list[Variant] = []
+    for variant, name in ((first, "lr=0.1"), (second, "lr=0.2")):
+        measures = {**variant.measures, "score_last": variant.measures["score_best"]}
+        equal.append(replace(variant, name=name, settings={"optimizer.lr": float(name[3:])}, measures=measures))
+    table = build_comparison_results(replace(found, variants=tuple(equal), varied=("optimizer.lr",)))
+    assert "last F1" not in table.header and "The last scores are equal to the best ones." in table.caption
+    assert "optimizer.lr" in build_csv(table) and "optimizer.lr" not in build_markdown(table) + build_latex(table)
+    assert "last F1" in build_comparison_results(found).header
 
 
 def test_the_scores_of_a_run_stand_beside_those_before(tmp_path):

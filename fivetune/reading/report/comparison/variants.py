@@ -210,6 +210,9 @@ def build_comparison_results(comparison: Comparison) -> Results:
     """Build the variants with their main measures as a table for a paper; significant differences are marked."""
     variants = comparison.variants
     names = _select_known_measures((variant.measures for variant in variants), main=True)
+    is_last_best = LAST in names and all(get_measure(one, LAST) == get_measure(one, SCORE) for one in variants)
+    if is_last_best:
+        names.remove(LAST)
     headings = _list_headings(names, comparison.metric)
     keys = comparison.varied if len(comparison.varied) <= MAX_SETTINGS else ()
     score = get_score_label(comparison.metric)
@@ -233,6 +236,8 @@ def build_comparison_results(comparison: Comparison) -> Results:
         "of two runs; other measures are medians with minimum and maximum. Intervals are not corrected for the number "
         "of comparisons."
     )
+    if is_last_best:
+        caption += " The last scores are equal to the best ones."
     if comparison.incomparable:
         caption += f" {comparison.incomparable}"
     num_failed = sum(len(variant.failures) for variant in variants)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 
@@ -79,6 +80,7 @@ def format_number(value: float) -> str:
 
 def build_markdown(results: Results) -> str:
     """Build a table of GitHub's Markdown under its caption, and under the paragraph on methods."""
+    results = drop_named_columns(results)
     lines = [escape_markdown(results.methods), ""] if results.methods else []
     lines += [escape_markdown(build_caption(results)), ""]
     lines.append(_join_cells(map(escape_markdown, results.header)))
@@ -99,14 +101,17 @@ def _join_cells(cells: Iterator[str] | Sequence[str]) -> str:
 
 def build_latex(results: Results) -> str:
     r"""Build a LaTeX table with the rules of booktabs; text is escaped, so that `50 %` is `50 \%`."""
+    results = drop_named_columns(results)
     columns = "".join("r" if is_number else "l" for is_number in _find_number_columns(results))
-    lines = ["% \\usepackage{booktabs}; names in other scripts than Latin need XeLaTeX or LuaLaTeX"]
+    lines = ["% \\usepackage{booktabs,graphicx}; names in other scripts than Latin need XeLaTeX or LuaLaTeX"]
     if results.methods:
         lines += [escape_latex(results.methods), ""]
     lines += [
         r"\begin{table}",
         r"  \centering\footnotesize\setlength{\tabcolsep}{4pt}",
         rf"  \caption{{{escape_latex(build_caption(results))}}}",
+        "  % A table that is wider than the text is made smaller.",
+        r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"  \begin{{tabular}}{{{columns}}}",
         r"    \toprule",
         rf"    {' & '.join(_stack_words(name, HEADING_CHARS) for name in results.header)} \\",
@@ -125,8 +130,25 @@ def build_latex(results: Results) -> str:
                 text = rf"\shortstack[r]{{{text}\\{{\tiny {escape_latex(cell.ends)}}}}}"
             cells.append(text)
         lines.append(rf"    {' & '.join(cells)} \\")
-    lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
+    lines += [r"    \bottomrule", r"  \end{tabular}}", r"\end{table}"]
     return "\n".join(lines) + "\n"
+
+
+def drop_named_columns(results: Results) -> Results:
+    """Drop the columns of settings whose values the rows' names have.
+
+    >>> drop_named_columns(Results("", ("variant", "optimizer.lr"), [["lr=0.1", "0.1"], ["lr=0.2", "0.2"]])).header
+    ('variant',)
+    """
+    kept: list[int] = []
+    for place in range(len(results.header)):
+        is_named = bool(place and results.rows)
+        for row in results.rows:
+            is_named &= isinstance(row[place], str) and f"={row[place]}" in _as_measured(row[0]).text
+        if not is_named:
+            kept.append(place)
+    header = tuple(results.header[place] for place in kept)
+    return replace(results, header=header, rows=[[row[place] for place in kept] for row in results.rows])
 
 
 def _stack_words(text: str, width: int) -> str:
