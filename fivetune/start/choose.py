@@ -61,6 +61,7 @@ from fivetune.start.word_labels import WordLabels, find_word_labels, iter_ways
 from fivetune.tasks import list_names, load_task, shorten_repr
 from fivetune.types import RawRecord, Task, TextExample
 
+NUMBER_ROLES = {"label": "targets", "answer": "targets", "text": "inputs"}
 NUM_TRIED = 20  # first records, one of which a reading's task must convert
 LONG_NAME = 4  # words from which on a name may be a text
 SHORT_NAME = 2  # words of a name that is no sentence
@@ -110,6 +111,8 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
             "in task.parts (docs/tasks.md)."
         )
     given = find_given(given or {}, table)
+    if task == "regression":  # its number may be called a label, and what it reads a text
+        given = {NUMBER_ROLES.get(role, role): names for role, names in given.items()}
     survey = make_survey(table, given)
     wanted = {role: names for role, names in given.items() if role not in ("id", "group")}
     # a task without readings of its own takes the user's columns as they are
@@ -135,7 +138,8 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
         partner = "" if given else describe_partner(table.source)
         raise DataError(f"{table.source}: {explain_none(survey, task, wanted, bad, marked)}{partner}")
     best, *others = ranked
-    if given.keys() & TARGET_ROLES.keys():  # the user has said what is learned
+    is_only = task == "regression" and all(one.targets == best.targets for one in others)
+    if is_only or given.keys() & TARGET_ROLES.keys():  # the user has said what is learned
         return _complete(replace(best, warnings=[*best.warnings, *best.doubts]), [], survey)
     # a rival learns something else, or reads what the best reading does not
     rivals = [one for one in others if one.targets != best.targets or not {*one.inputs} <= {*best.inputs}]
@@ -150,6 +154,9 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
     if best.task == "jsonl":  # a few texts that repeat are labels, too
         labels = [one for one in others if one.task == "classification" and one.targets == best.targets]
         near = [*labels[:1], *near]
+    elif best.task == "classification" and survey.table.describe(best.targets[0]).num_distinct > 2:
+        numbers = [one for one in _list_readings(survey, "regression", {}) if one.targets == best.targets]
+        near = [*numbers[:1], *near]
     return _complete(best, near, survey)
 
 
@@ -396,6 +403,8 @@ def _list_readings(
             reading = replace(reading, task=task)
         is_wanted = all([*reading.roles.get(role, ())] == [*names] for role, names in wanted.items())
         if task not in (None, reading.task) or not is_wanted:
+            continue
+        if task is None and reading.task == "regression" and not survey.is_score(reading.targets[0]):
             continue
         # the first records with a value to learn
         targets, records = reading.targets, survey.table.records

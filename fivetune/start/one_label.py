@@ -264,11 +264,15 @@ def _count_conflicts(survey: Survey, texts: Sequence[str], label: str) -> int:
 
 
 def read_numbers(survey: Survey) -> Iterator[Reading]:
-    """Yield texts with a number that is no label: a similarity, a score."""
-    for name in survey.list_columns("number", "label", "targets", minimum=2):
-        if not survey.is_amount(name) or survey.columns[name].num_distinct < 2:
-            continue
-        texts = survey.list_texts(name)
+    """Yield texts with a number: a similarity, a score. Numbers that may be labels, or whose names say nothing, are
+    among them: --task names them (`Survey.is_score`).
+    """
+    names = survey.list_columns("targets", "number", "label", minimum=0)
+    numbers = [name for name in names if _has_numbers(survey, name)]
+    if not names or not numbers:  # what counts or measures something may be meant if nothing else is there
+        numbers = [name for name in survey.columns if _has_numbers(survey, name) and not survey.is_given(name)]
+    for name in numbers:
+        texts = [*survey.given.get("inputs", ())] or survey.list_texts(name)
         forms = [texts]
         if "inputs" not in survey.given and survey.rate(name, "answer") == 0:
             # an answer is scored beside its reference
@@ -283,3 +287,8 @@ def read_numbers(survey: Survey) -> Iterator[Reading]:
                 reason = f"{name} holds numbers, and {describe_columns(inputs)} text"
                 found = Reading("numbers", "regression", {"inputs": inputs, "targets": [name]}, reason)
                 yield survey.weigh(found, values="numbers that are no labels")
+
+
+def _has_numbers(survey: Survey, name: str) -> bool:
+    column = survey.columns[name]
+    return column.kind == "number" and column.num_distinct > 1 and not survey.is_id(name)

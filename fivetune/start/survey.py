@@ -580,6 +580,10 @@ class Survey:
             return False
         return not column.has_labels or (column.num_distinct > MAX_NUMBERED and self.rate(name, "label") < CLEAR)
 
+    def is_score(self, name: str) -> bool:
+        """Whether a column holds numbers that are learned as such without a word of the user."""
+        return self.is_amount(name) and self.rate(name, "number", "label", "targets") >= 2
+
     def can_learn_other(self, used: Collection[str]) -> bool:
         """Whether a column that a reading leaves out could be learned."""
         for name in self.list_unread(used):

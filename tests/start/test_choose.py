@@ -244,6 +244,25 @@ def test_many_whole_numbers_are_labels_only_by_their_name():
     assert (found.task, found.options["step"]) == ("regression", 2)
 
 
+@pytest.mark.parametrize("given", [{}, {"label": ["points"]}, {"text": ["a", "b"], "targets": ["points"]}])
+def test_numbers_of_few_levels_are_learned_as_such_where_the_task_is_named(given):
+    pairs = table(lambda i: {"a": text(i), "b": text(i + 1), "points": f"{i % 6}.0"}, 60)
+    found = infer_task(pairs, task="regression", given=given)
+    assert (found.inputs, found.targets) == (["a", "b"], ["points"])
+
+
+def test_a_lone_number_that_says_nothing_of_the_text_is_learned_where_the_task_is_named():
+    likes = table(lambda i: {"text": text(i), "likes": i % 4}, 60)
+    assert infer_task(likes, task="regression").targets == ["likes"]
+
+
+def test_a_label_of_numbers_may_be_meant_as_numbers():
+    stars = infer_task(table(lambda i: {"text": text(i), "stars": i % 5}, 60))
+    assert (stars.task, [one.task for one in stars.others]) == ("classification", ["regression"])
+    spam = infer_task(table(lambda i: {"text": text(i), "spam": i % 2}, 60))
+    assert not spam.others
+
+
 def test_of_two_labels_that_say_the_same_the_words_are_learned():
     found = infer_task(table(lambda i: {"text": text(i), "label": i % 3, "label_text": LABELS[i % 3]}))
     assert found.options["label"] == "label_text"
