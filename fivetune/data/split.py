@@ -3,7 +3,8 @@
 In: the records with their examples. Out: the ids of the evaluation records.
 
 Records are related if they share the value of the group column, their inputs, their context or their question; a group
-of related records is never divided. An empty cell of the group column is no value.
+of related records is never divided. An empty cell of the group column is no value. Where the examples of a record are
+parts of one text, as of span corruption, they relate records together: two texts may end in the same few words.
 
 Equal inputs and the group column always relate. A context, and then a question, relates its records only as far as the
 group is no larger than the evaluation set, which could not hold it: chains of contexts with a common question, of
@@ -107,15 +108,18 @@ def hash_text(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
-def split_records(converted: Iterable[Converted], split: EvalSplit, *, by_label: bool) -> SplitResult:
+def split_records(
+    converted: Iterable[Converted], split: EvalSplit, *, by_label: bool, by_whole: bool = False
+) -> SplitResult:
     """Choose the evaluation side of some records: the wanted number, but for half of the smallest group left.
 
     Raises DataError if one side would be empty.
 
     Args:
         by_label: stratify, drawing `share` of the records of each gold label.
+        by_whole: the examples of a record are parts of one text, and only all of them relate it to another.
     """
-    ids, labels, relations = _find_relations(converted, split, by_label=by_label)
+    ids, labels, relations = _find_relations(converted, split, by_label=by_label, by_whole=by_whole)
     groups = _join_related(relations, RELATIONS, split.share * len(ids))
     chosen = _draw_groups(groups, labels, split)
     largest = max(map(len, groups), default=0)
@@ -129,7 +133,7 @@ def split_records(converted: Iterable[Converted], split: EvalSplit, *, by_label:
 
 
 def split_in_three(
-    converted: Iterable[Converted], split: EvalSplit, *, by_label: bool, is_named: bool = True
+    converted: Iterable[Converted], split: EvalSplit, *, by_label: bool, by_whole: bool = False, is_named: bool = True
 ) -> ThreeWaySplit:
     """Choose validation and test records, `share` of all for each; all other records are for training.
 
@@ -140,7 +144,7 @@ def split_in_three(
     Args:
         is_named: the user named the group column, so that equal inputs are given up before it.
     """
-    ids, labels, relations = _find_relations(converted, split, by_label=by_label)
+    ids, labels, relations = _find_relations(converted, split, by_label=by_label, by_whole=by_whole)
     wanted = split.share * len(ids)
     groups = _join_related(relations, RELATIONS, wanted)
     sets = _draw_two(groups, labels, split)
@@ -184,7 +188,7 @@ def _draw_two(groups: Sequence[Sequence[int]], labels: Sequence[str], split: Eva
 
 
 def _find_relations(
-    converted: Iterable[Converted], split: EvalSplit, *, by_label: bool
+    converted: Iterable[Converted], split: EvalSplit, *, by_label: bool, by_whole: bool
 ) -> tuple[list[int], list[str], list[list[tuple[int, Relation]]]]:
     """Return the hash of the id, the label and the relations of each record."""
     ids: list[int] = []
@@ -193,12 +197,12 @@ def _find_relations(
     for record, examples in converted:
         ids.append(hash_text(str(record.fields["id"])))
         labels.append(examples[0].references[0] if by_label and examples[0].references else "")
-        relations.append(list(_iter_relations(record, examples, split.group_column)))
+        relations.append(list(_iter_relations(record, examples, split.group_column, by_whole=by_whole)))
     return ids, labels, relations
 
 
 def _iter_relations(
-    record: RawRecord, examples: Sequence[TextExample], group_column: str | None
+    record: RawRecord, examples: Sequence[TextExample], group_column: str | None, *, by_whole: bool
 ) -> Iterator[tuple[int, Relation]]:
     """Yield (hash of a property, what it is) of a record: group, inputs, contexts and questions."""
     if group_column is not None:
@@ -209,6 +213,10 @@ def _iter_relations(
             )
         if not is_blank(record, group_column):
             yield hash_text(f"group {record.fields[group_column]}"), "group"
+    if by_whole:
+        whole = " ".join(f"{example.inputs} {example.targets}" for example in examples)
+        yield hash_text(f"inputs {normalize_text(whole)}"), "inputs"
+        return
     for example in examples:
         yield hash_text(f"inputs {normalize_text(example.inputs)}"), "inputs"
         if context := normalize_text(example.inputs[slice(*example.clippable)]):

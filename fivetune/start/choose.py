@@ -448,7 +448,7 @@ def _complete(reading: Reading, others: Sequence[Reading], survey: Survey) -> Re
     inputs = reading.inputs if reading.task in TEXT_TASKS else []
     group = find_group(survey.table, survey.given, [*taken, identity or ""], inputs)
     unread: list[str] = []
-    if reading.task not in SIGNATURES:
+    if reading.task in TASKS and reading.task not in SIGNATURES:  # what others read is not known
         known = {*taken, identity, group, "id"}
         for name in taken:
             known.add(name.partition(".")[0])
@@ -497,6 +497,8 @@ def describe_reading(reading: Reading) -> str:
     >>> describe_reading(Reading("classification", "classification", {"text": ("a", "b"), "label": ("y",)}, ""))
     'classification: y from a, b'
     """
+    if not reading.targets:
+        return reading.kind
     source = f" from {list_names(reading.inputs)}" if reading.inputs else ""
     return f"{reading.kind}: {list_names(reading.targets)}{source}"
 
@@ -576,7 +578,8 @@ def explain_form(survey: Survey, marked: WordLabels | None, task: str | None = N
     if len(columns) < 2:
         return (
             f"has one column with values, {list_names(columns)}. Training needs inputs and what is to "
-            "be learned for them, such as text,label or question,answer. Add the other column."
+            "be learned for them, such as text,label or question,answer. Add the other column; or, to pre-train on the "
+            "texts themselves, give --task denoising."
         )
     if marked:
         verb = "has" if len(marked.labels) == 1 else "have"

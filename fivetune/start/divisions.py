@@ -14,7 +14,7 @@ from itertools import chain, pairwise, product
 from operator import attrgetter
 from pathlib import Path
 
-from fivetune.data.readers.records import RUN_LENGTH, detect_format, is_hub_name
+from fivetune.data.readers.records import RUN_LENGTH, are_lines, detect_format, is_hub_name
 from fivetune.data.readers.source_files import (
     HEAD_BYTES,
     BadRecord,
@@ -239,8 +239,12 @@ class Turns:
         )
 
 
-def find_lines_header(source: str) -> Sequence[str]:
-    """Find the name of the column of a file of lines, each a text that the same marks divide; none for other data."""
+def find_lines_header(source: str, task: str | None = None) -> Sequence[str]:
+    """Find the name of the column of a file of lines, each a text that the same marks divide, or, with the task
+    denoising, any text; none for other data.
+    """
+    if task == "denoising":
+        return ("text",) if are_lines(source, "text") else ()
     path = Path(source).expanduser()
     if is_hub_name(source) or not path.is_file() or get_data_suffix(path):
         return ()

@@ -52,7 +52,8 @@ from fivetune.start.vocabulary import (
     find_lost_characters,
     find_vocabulary,
 )
-from fivetune.tasks import list_names, load_task
+from fivetune.tasks import list_names, load_task, writes_sentinels
+from fivetune.tasks.denoising import SENTINEL
 from fivetune.tasks.tags import FLAGS
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
@@ -339,7 +340,7 @@ def build_plan(
     """
     # the task, from a sample of the records
     bad: list[BadRecord] = []
-    header = header or find_lines_header(source)
+    header = header or find_lines_header(source, task)
     records = read_records(source, header=header, on_bad=bad.append)
     try:
         head = [*islice(records, NUM_HEAD)]
@@ -422,7 +423,9 @@ def build_plan(
     failure = None
     split = None
     try:
-        split = split_in_three(convert(), division, by_label=by_label, is_named="group" in given)
+        split = split_in_three(
+            convert(), division, by_label=by_label, by_whole=writes_sentinels(loaded), is_named="group" in given
+        )
     except DataError as error:
         failure = str(error)
     if given_sets["validation"] and given_sets["test"]:  # nothing is drawn
@@ -488,10 +491,12 @@ def build_plan(
         )
     held: set[str] = set()  # characters
     for one in examples:
-        held.update(one.inputs, one.targets)
+        held.update(SENTINEL.sub("", one.inputs), SENTINEL.sub("", one.targets))
     lost = {*find_lossy_characters(tokenizer, held)} if tokenizer else find_lost_characters(name, held)
     drawn_from = "sampled " * (len(examples) < len(ids))
-    warnings += describe_odd_targets(tokenizer, examples, lost, f"{drawn_from}targets")
+    warnings += describe_odd_targets(
+        tokenizer, examples, lost, f"{drawn_from}targets", keeps_sentinels=writes_sentinels(loaded)
+    )
     warnings += _describe_lost_characters(name, lost, examples, drawn_from)
     inputs = f"{drawn_from}inputs"
     is_part = loaded.extractive and "context" in reading.roles

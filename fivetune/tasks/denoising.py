@@ -6,7 +6,7 @@ Source: the user's own texts. Licence: the file's. A record:
 
 Spans of words are replaced by sentinels, and the target holds what they replaced (Raffel et al. 2020, sections 3.1.4,
 3.3): 15 % of the words in spans of 3 on average, other ones in each of `copies`. A long text is divided into examples
-of `words` words. Scored is F1 of the words that are filled in.
+of `words` words. Scored is F1 of the words that are filled in (ROUGE-1).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.tasks import TaskOptions, Template, fill_from_record, get_record_id
+from fivetune.tasks import TaskOptions, Template, fill_from_record, get_record_id, is_blank, list_template_columns
 from fivetune.types import ConversionResult, RawRecord, TextExample
 
 MIN_WORDS = 2  # of which one is left to tell the place of the other
@@ -31,8 +31,9 @@ SENTINEL = re.compile(r"<extra_id_\d+>")
 class Denoising(TaskOptions):
     """Pre-training on one's own texts: words replaced by sentinels are learned."""
 
-    metrics = ("squad",)
-    main_metric = "f1"
+    # every word counts: SQuAD's F1 drops articles, which are often all of a span
+    metrics = ({"name": "rouge", "types": ["rouge1"], "words": "unicode"}, "exact_match")
+    main_metric = "rouge1_f1"
     writes_sentinels: ClassVar[bool] = True
 
     inputs: Template = Field(default="{text}", description="template of the texts, over any columns")
@@ -43,10 +44,13 @@ class Denoising(TaskOptions):
     seed: int = Field(default=0, ge=0, description="seed of the spans")
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> ConversionResult:
-        """Return the examples of a text; None for one of a single word.
+        """Return the examples of a text; None for one of a single word, and for a blank one, as between paragraphs.
 
         To predict, a text with sentinels of its own stays as it is.
         """
+        columns = list_template_columns(self.inputs)
+        if labelled and all(name in record.fields and is_blank(record, name) for name in columns):
+            return None
         text, _ = fill_from_record(record, self.inputs)
         own = get_record_id(record)
         if not labelled and SENTINEL.search(text):

@@ -27,6 +27,7 @@ from fivetune.reading.report.page.parts import Page
 from fivetune.rundir.progress import ProgressCallback, ignore_progress
 from fivetune.scores.analysis.slices import find_question_word
 from fivetune.tasks.classification import Classification
+from fivetune.training.sources import choose_data_header
 from fivetune.types import JsonTable, TextExample
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _collect_facts(
     absent_model = config.model.path if is_recipe and not tokenizer_name else None
     tokenizer_name = tokenizer_name or TOKENIZER
     for source in (*sources, *against):
-        check_source(source)
+        check_source(source, allows_lines=bool(choose_data_header(config, [source])))
     tokenizer, _ = add_tokens(load_tokenizer(tokenizer_name, Path(), key="--tokenizer"), config.model.add_tokens)
     given = {"train": (sources, data.max_train_examples), "eval": (against, data.max_eval_examples)}
     # The sets in full: leaks and duplicates are found between any two records.
@@ -153,7 +154,12 @@ def _collect_facts(
     for name, (own_sources, max_records) in given.items():
         if own_sources:
             sets[name] = read_dataset(
-                own_sources, task, data.columns, header=data.header, max_records=max_records, on_progress=on_progress
+                own_sources,
+                task,
+                data.columns,
+                header=choose_data_header(config, own_sources),
+                max_records=max_records,
+                on_progress=on_progress,
             )
     limits = LengthLimits(data.max_input_tokens, data.max_target_tokens, data.overlong, data.window_overlap)
 

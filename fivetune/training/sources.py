@@ -8,7 +8,7 @@ from __future__ import annotations
 import filecmp
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,13 +21,14 @@ from fivetune.config.paths import find_typed_path
 from fivetune.data.corpus.reading import write_missing_corpus
 from fivetune.data.examples import Source
 from fivetune.data.labels import read_label_set
-from fivetune.data.readers.records import check_source, is_hub_name, list_source_files
+from fivetune.data.readers.records import are_lines, check_source, is_hub_name, list_source_files
 from fivetune.data.readers.source_files import split_sheet
 from fivetune.data.split import EvalSplit
 from fivetune.data.store.encode import LengthLimits
 from fivetune.data.store.prepared import is_prepared, open_prepared, read_prepared_index
 from fivetune.data.store.token_store import TokenStore, get_cache_folder, load_or_build_store
 from fivetune.errors import ConfigError, DataError
+from fivetune.tasks import find_needed_columns, writes_sentinels
 from fivetune.tasks.classification import Classification
 from fivetune.tasks.mixture import Mixture
 from fivetune.training.mixture import build_part_configs, join_stores
@@ -44,15 +45,33 @@ def find_sources(config: RunConfig, split: str) -> tuple[str, ...]:
     return tuple(find_typed_path(source, config.run.dir) for source in typed)
 
 
+def choose_data_header(config: RunConfig, sources: Sequence[str]) -> tuple[str, ...]:
+    """Choose the names of the columns of sources: `data.header`, and of lines of text the only column of a task that
+    learns from texts without labels.
+    """
+    data = config.data
+    if data.header or not writes_sentinels(config.task):
+        return data.header
+    needed = [data.columns.get(name, name) for name in find_needed_columns(config.task)]
+    files = [source for source in sources if not is_prepared(source)]
+    if len(needed) == 1 and files and all(are_lines(source, needed[0]) for source in files):
+        return (needed[0],)
+    return ()
+
+
 def list_sources(config: RunConfig) -> list[str]:
     """List the sources of a run, of a mixture those of its parts."""
+    return [source for _, source in _iter_part_sources(config)]
+
+
+def _iter_part_sources(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
     parts = [config]
     if isinstance(config.task, Mixture):
         parts = [*build_part_configs(config).values()]
-    found: list[str] = []
     for part in parts:
-        found += (*find_sources(part, "train"), *find_sources(part, "eval"))
-    return found
+        for split in ("train", "eval"):
+            for source in find_sources(part, split):
+                yield part, source
 
 
 def check_sources(config: RunConfig) -> None:
@@ -61,12 +80,12 @@ def check_sources(config: RunConfig) -> None:
     A missing corpus of the quickstart is written, so that its recipe works in a fresh clone. Hub names are not
     looked up.
     """
-    for source in list_sources(config):
+    for part, source in _iter_part_sources(config):
         write_missing_corpus(source)
         if is_prepared(source):
             read_prepared_index(source)
         else:
-            check_source(source)
+            check_source(source, allows_lines=bool(choose_data_header(part, [source])))
 
 
 def with_data_labels(config: RunConfig) -> RunConfig:
@@ -152,7 +171,7 @@ def describe_split(config: RunConfig, split: str, *, labelled: bool = True) -> S
         paths=paths,
         task=config.task,
         columns=data.columns,
-        header=data.header,
+        header=choose_data_header(config, paths),
         on_bad_record=data.on_bad_record,
         max_examples=max_examples,
         split=division,

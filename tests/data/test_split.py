@@ -10,9 +10,11 @@ import kit
 import pytest
 
 from fivetune.config import load_config
+from fivetune.data.readers.records import apply_task
 from fivetune.data.split import EvalSplit, split_records
 from fivetune.errors import ConfigError, DataError
 from fivetune.tasks.classification import Classification
+from fivetune.tasks.denoising import Denoising
 from fivetune.tasks.squad_v2 import SQuADV2
 from fivetune.training.answers.loading import load_run_model
 from fivetune.training.autotune.find_lr import as_single_process
@@ -205,3 +207,13 @@ def test_a_context_that_most_records_share_relates_none_of_them():
     converted = [(record, (task.to_text(record),)) for record in records]
     found = split_records(converted, EvalSplit("eval", 0.3), by_label=False)
     assert (len(found.eval_ids), found.num_groups) == (3, 10)
+
+
+def test_texts_that_end_in_the_same_words_are_not_one_group():
+    """Parts of texts, as span corruption divides them, relate no records; equal texts do."""
+    task = Denoising(words=8)
+    texts = [f"{' '.join(f'w{i}x{j}' for j in range(8))} the end" for i in range(20)]
+    records = [RawRecord({"id": str(i), "text": text}, "a:1") for i, text in enumerate([*texts, texts[0]])]
+    converted = [(record, apply_task(task, record)) for record in records]
+    found = split_records(converted, EvalSplit("eval", 0.2), by_label=False, by_whole=True)
+    assert (found.num_groups, found.largest_group) == (20, 2)

@@ -885,3 +885,12 @@ def test_a_doubt_tells_the_records_within_records_too(folder, capsys):
     (folder / "a.json").write_text("".join(json.dumps({**row, "comments": said}, indent=1) + "\n" for row in rows))
     code, _, err = run(capsys, "new", "a.json")
     assert code == 3 and "label=is_open" in err and "its records are nested: *.comments.*." in err
+
+
+def test_texts_alone_are_data_of_denoising(folder, capsys):
+    texts = [f"{owner} has a {colour} hat in town" for owner in kit.OWNERS for colour in kit.COLOURS]
+    Path("texts.txt").write_text("\n\n".join(texts))
+    code, out, err = run(capsys, "new", "texts.txt", "--task", "denoising", "--model", "t5-nano")
+    assert code == 0 and "extra_id" not in out + err and "not read" not in out
+    Path("texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert "--task denoising" in run(capsys, "new", "texts.jsonl")[2]

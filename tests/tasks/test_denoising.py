@@ -15,7 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fivetune
+from fivetune.config import load_config
+from fivetune.scores.metrics import Scorer
 from fivetune.tasks.denoising import Denoising, corrupt_spans, draw_spans
+from fivetune.training.sources import check_sources, describe_split
 from fivetune.types import RawRecord, TextExample
 
 
@@ -75,6 +78,25 @@ def test_a_single_word_is_left_out(text: str) -> None:
 def test_a_text_with_gaps_is_filled_as_it_stands() -> None:
     assert read("Ann has a <extra_id_0> hat", labelled=False).inputs == "Ann has a <extra_id_0> hat"
     assert "<extra_id_0>" in read("Ann has a red hat", labelled=False).inputs
+
+
+def test_a_blank_line_between_paragraphs_is_left_out() -> None:
+    assert read(" ") is None
+
+
+def test_an_article_that_is_filled_in_counts_in_both_scores() -> None:
+    scores = Scorer(Denoising.metrics).score(["the", "a hat"], [["the"], ["a cat"]]).corpus
+    assert (scores["exact_match"], scores["rouge1_f1"]) == (50, 75)
+
+
+@pytest.mark.parametrize(("name", "lines"), [("a.txt", True), ("a.tsv", False)])
+def test_lines_are_texts(tmp_path: Path, name: str, *, lines: bool) -> None:
+    path = tmp_path / name
+    path.write_text("text\tnote\nAnn has a hat\tx\n\nBob has a cat\ty\n" if not lines else "Ann has\n\nBob has\n")
+    config = load_config({"model": {"path": "m"}, "task": {"name": "denoising"}, "data": {"train": str(path)}})
+    check_sources(config)
+    source = describe_split(config, "train")
+    assert source is not None and source.header == (("text",) if lines else ())
 
 
 @pytest.mark.slow

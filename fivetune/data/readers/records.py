@@ -31,6 +31,7 @@ from fivetune.data.readers.delimited import (
     find_start,
     has_columns,
     read_csv_rows,
+    read_first_cells,
     read_parallel_lines,
     read_text_lines,
 )
@@ -152,6 +153,21 @@ def check_source(source: str, *, allows_lines: bool = False) -> None:
             next(iter_sheet_rows(file), None)  # the package and the sheet are there
         elif kind == "lines" and not allows_lines:
             raise _make_lines_error(head, file)
+
+
+def are_lines(source: str, name: str) -> bool:
+    """Whether each file of a source is a text whose lines are records, and whose first line does not name a column."""
+    if is_hub_name(source) or list_parallel(source) or is_saved_dataset(Path(source).expanduser()):
+        return False
+    for file in list_tables(source):
+        with open_bytes(file) as content:
+            head = content.read(HEAD_BYTES)
+        kind = detect_format(head, file)
+        # a text may divide its lines alike, as a table does
+        is_table = kind == "csv" and (get_data_suffix(file) != "" or name in read_first_cells(head, file))
+        if kind not in ("lines", "csv") or is_table:
+            return False
+    return True
 
 
 def read_records(
@@ -594,7 +610,7 @@ def _make_lines_error(head: bytes, path: Path) -> DataError:
     text = decode_head(head)
     what = (
         f"{path}: lines of text without labels, which nothing divides alike; the first begins with "
-        f"{quote_value(text.partition(chr(10))[0], limit=30)}."
+        f"{quote_value(text.partition(chr(10))[0], limit=30)}. To pre-train on them, take the task denoising."
     )
     if way := describe_first_words(text, path):
         return DataError(f"{what} {way}")
