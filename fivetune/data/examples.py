@@ -25,7 +25,7 @@ from fivetune.data.split import EvalSplit, SplitResult, split_records
 from fivetune.data.store.encode import LengthLimits
 from fivetune.errors import DataError, MissingLabelError, RecordError
 from fivetune.scores.metrics import Scorer, rewards_blank
-from fivetune.tasks import DROPPED_SYNONYMS, writes_sentinels
+from fivetune.tasks import DROPPED_SYNONYMS, has_sentinels
 from fivetune.types import JsonTable, RawRecord, Task, TextExample, TokenExample
 
 MAX_SKIPS_KEPT = 50  # skipped records listed with their reasons; all are counted
@@ -248,9 +248,7 @@ def split_source(source: Source) -> SplitResult | None:
                 if converted := apply_task(source.task, record):
                     yield record, converted
 
-    return split_records(
-        convert(), split, by_label=source.task.labels is not None, by_whole=writes_sentinels(source.task)
-    )
+    return split_records(convert(), split, by_label=source.task.labels is not None, by_whole=has_sentinels(source.task))
 
 
 def describe_bad_record(where: str, reason: str) -> str:

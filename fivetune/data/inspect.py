@@ -38,7 +38,7 @@ from fivetune.data.store.windows import split_into_windows
 from fivetune.errors import DataError
 from fivetune.scores.metrics import Scorer, drop_blank_golds, load_metric, rewards_blank
 from fivetune.scores.metrics.tags import Tags
-from fivetune.tasks import DROPPED_SYNONYMS, find_text, suggest_language, writes_sentinels
+from fivetune.tasks import DROPPED_SYNONYMS, find_text, has_sentinels, suggest_language
 from fivetune.tasks.classification import Classification
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
@@ -223,7 +223,7 @@ def inspect_datasets(
                 "num_characters": len(coverage.lossy),
                 "common": [one._asdict() for one in coverage.lossy[:MAX_VALUES]],
             },
-            "odd_targets": describe_odd_targets(tokenizer, examples, keeps_sentinels=writes_sentinels(task)),
+            "odd_targets": describe_odd_targets(tokenizer, examples, keeps_sentinels=has_sentinels(task)),
         }
     if len(sets) > 1:
         on_progress("leakage", len(sets["eval"].examples))

@@ -52,7 +52,7 @@ from fivetune.start.vocabulary import (
     find_lost_characters,
     find_vocabulary,
 )
-from fivetune.tasks import list_names, load_task, writes_sentinels
+from fivetune.tasks import has_sentinels, list_names, load_task
 from fivetune.tasks.denoising import SENTINEL
 from fivetune.tasks.tags import FLAGS
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
@@ -424,7 +424,7 @@ def build_plan(
     split = None
     try:
         split = split_in_three(
-            convert(), division, by_label=by_label, by_whole=writes_sentinels(loaded), is_named="group" in given
+            convert(), division, by_label=by_label, by_whole=has_sentinels(loaded), is_named="group" in given
         )
     except DataError as error:
         failure = str(error)
@@ -495,7 +495,7 @@ def build_plan(
     lost = {*find_lossy_characters(tokenizer, held)} if tokenizer else find_lost_characters(name, held)
     drawn_from = "sampled " * (len(examples) < len(ids))
     warnings += describe_odd_targets(
-        tokenizer, examples, lost, f"{drawn_from}targets", keeps_sentinels=writes_sentinels(loaded)
+        tokenizer, examples, lost, f"{drawn_from}targets", keeps_sentinels=has_sentinels(loaded)
     )
     warnings += _describe_lost_characters(name, lost, examples, drawn_from)
     inputs = f"{drawn_from}inputs"

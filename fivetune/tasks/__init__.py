@@ -239,7 +239,7 @@ def head_of(task: Task) -> Head:
     return getattr(task, "head", "generate")
 
 
-def writes_sentinels(task: Task) -> bool:
+def has_sentinels(task: Task) -> bool:
     """Return whether a task learns to write tokens <extra_id_N> from texts without labels, as span corruption does."""
     return getattr(task, "writes_sentinels", False)
 

@@ -28,7 +28,7 @@ from fivetune.data.store.encode import LengthLimits
 from fivetune.data.store.prepared import is_prepared, open_prepared, read_prepared_index
 from fivetune.data.store.token_store import TokenStore, get_cache_folder, load_or_build_store
 from fivetune.errors import ConfigError, DataError
-from fivetune.tasks import find_needed_columns, writes_sentinels
+from fivetune.tasks import find_needed_columns, has_sentinels
 from fivetune.tasks.classification import Classification
 from fivetune.tasks.mixture import Mixture
 from fivetune.training.mixture import build_part_configs, join_stores
@@ -50,7 +50,7 @@ def choose_data_header(config: RunConfig, sources: Sequence[str]) -> tuple[str, 
     learns from texts without labels.
     """
     data = config.data
-    if data.header or not writes_sentinels(config.task):
+    if data.header or not has_sentinels(config.task):
         return data.header
     needed = [data.columns.get(name, name) for name in find_needed_columns(config.task)]
     files = [source for source in sources if not is_prepared(source)]

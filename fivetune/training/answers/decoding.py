@@ -15,7 +15,7 @@ from fivetune.data.store.token_store import TokenStore
 from fivetune.errors import ConfigError
 from fivetune.model.decode import Decoding, GenerateAnswers, Sampling, estimate_max_new_tokens
 from fivetune.model.tokenizer import list_sentinel_ids
-from fivetune.tasks import writes_sentinels
+from fivetune.tasks import has_sentinels
 from fivetune.training.answers.evaluator import Evaluator
 from fivetune.training.compute_config import ComputeConfig
 from fivetune.training.mixture import build_part_configs
@@ -63,7 +63,7 @@ def make_evaluator(
 
 def can_write_sentinels(config: RunConfig) -> bool:
     """Whether answers may have tokens <extra_id_N>: the setting says so, or the task learns them."""
-    return not config.eval.suppress_sentinels or writes_sentinels(config.task)
+    return not config.eval.suppress_sentinels or has_sentinels(config.task)
 
 
 def build_decoding(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, target_p99: int) -> Decoding:
