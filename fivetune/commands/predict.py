@@ -254,6 +254,10 @@ def _answer(
             return None
         merged = MergedParts(tuple(found.values()))
         counts = PredictionCounts.count(merged, counts_unsure=silence is not None)
+        section = loaded.config.eval
+        counts.num_answers = section.num_candidates
+        if not section.temperature:  # a beam gives one answer
+            counts.num_answers = min(section.num_candidates, section.num_beams)
         if shard.count > 1:
             (folder / DONE).touch()
         else:
@@ -287,6 +291,7 @@ def _merge(args: argparse.Namespace, target: Path, answered: _Answered, shard: S
         found = merge_shards(folder, shard, own.parts)
         rows = MergedParts(tuple(found.values()))
         counts = PredictionCounts.count(rows, counts_unsure=own.counts.num_unsure is not None)
+        counts.num_answers = own.counts.num_answers
         counts.refuse_none_answered()
         answered = replace(answered, predicted=replace(own, rows=rows, counts=counts, parts=found))
         _write(args, target, folder / shard.name, answered.predicted)
@@ -411,6 +416,7 @@ def _write(
     from fivetune.rundir import replace_file
     from fivetune.training.answers.output import (
         FORMATS,
+        ONE_ANSWER,
         EscapedOutput,
         choose_format,
         escape_invisible,
@@ -419,6 +425,13 @@ def _write(
 
     told = predicted.counts.describe()
     print(escape_invisible(told.replace(f"{temporary}/", "") if temporary else told), file=sys.stderr)
+    name = args.format or choose_format(target)
+    if predicted.counts.num_answers > 1 and name in ONE_ANSWER:
+        print(
+            f"{target or name}: has the first of {predicted.counts.num_answers} answers to each record. .jsonl has all "
+            "with their scores, .csv has them as columns",
+            file=sys.stderr,
+        )
     if target is None:
         name = args.format or ("json" if args.json else "jsonl")
         is_escaped = name != "kaggle" or sys.stdout.isatty()  # JSON reads the escapes back, CSV does not
@@ -426,7 +439,7 @@ def _write(
         return
     try:
         with replace_file(target, staging_folder=folder) as file:
-            write_predictions(file, args.format or choose_format(target), predicted)
+            write_predictions(file, name, predicted)
     except OSError as error:
         raise FiveTuneEnvironmentError(
             f"{target}: cannot be written: {error.strerror}. Choose another --output."

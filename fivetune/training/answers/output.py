@@ -104,7 +104,7 @@ def write_table(file: TextFile, predicted: Predicted) -> None:
     """Write a table of the input's columns, prediction and confidence, one row per record of the input.
 
     If a record was skipped, the column `skipped` has the reasons. Where answers can be withheld, `unsure` is true for
-    those that are, and `withheld` has them.
+    those that are, and `withheld` has them. Further answers to a record are in prediction_2, prediction_3 and so on.
 
     >>> import sys
     >>> from fivetune.training.answers.inputs import InputRow
@@ -141,6 +141,7 @@ def _list_table_columns(counts: PredictionCounts) -> list[str]:
         added += ["unsure", "withheld"]
     if counts.num_skipped:
         added.append("skipped")
+    added += [f"prediction_{number}" for number in range(2, counts.num_answers + 1)]
     return [*counts.columns, *(_choose_free_name(name, counts.columns) for name in added)]
 
 
@@ -152,7 +153,11 @@ def _iter_table_rows(predicted: Predicted, names: Sequence[str]) -> Iterator[lis
         values += [None if has_none else one.prediction, one.confidence]
         if predicted.counts.num_unsure is not None:
             values += [one.unsure, one.withheld]
-        yield [*values, one.skipped][: len(names)]
+        if predicted.counts.num_skipped:
+            values.append(one.skipped)
+        further = [] if has_none else [candidate.text for candidate in one.candidates[1 : predicted.counts.num_answers]]
+        values += further
+        yield values + [None] * (len(names) - len(values))
 
 
 def _choose_free_name(name: str, taken: Iterable[str]) -> str:
@@ -345,6 +350,7 @@ FORMATS = {
     "squad": OutputFormat((".json",), write_squad, is_chosen_by_suffix=False),
     "kaggle": OutputFormat((".csv",), write_kaggle, is_chosen_by_suffix=False),
 }
+ONE_ANSWER = ("txt", "squad", "kaggle")  # formats with one answer to a record
 SUFFIXES = {suffix: name for name, one in FORMATS.items() if one.is_chosen_by_suffix for suffix in one.suffixes}
 
 

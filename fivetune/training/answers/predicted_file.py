@@ -128,6 +128,7 @@ class PredictionCounts:
         num_foreign: valid records that are not for the task.
         first_faulty: the first skipped record that is not foreign.
         num_unsure: answers that are withheld; None where none can be.
+        num_answers: most answers to a record that a table has.
     """
 
     num_records: int = 0
@@ -136,6 +137,7 @@ class PredictionCounts:
     first: InputRow | None = None
     first_faulty: InputRow | None = None
     num_unsure: int | None = None
+    num_answers: int = 1
     columns: dict[str, None] = field(default_factory=dict[str, None])
 
     @classmethod

@@ -14,7 +14,7 @@ import pytest
 import fivetune
 from fivetune.cli import main
 from fivetune.errors import DataError
-from fivetune.rundir.records import Prediction
+from fivetune.rundir.records import Candidate, Prediction
 from fivetune.training.answers import output
 from fivetune.training.answers.inputs import InputRow
 from fivetune.training.answers.predicted_file import PredictedRow, PredictionCounts
@@ -100,6 +100,24 @@ def test_a_workbook_comes_from_one_and_from_a_table(labels: Path, tmp_path: Path
             output.write_predictions(file, "xlsx", predicted)
         if value != long:
             assert load(target)[1][0].value == told
+
+
+def test_further_answers_are_columns_or_told(labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pair = (Candidate("y", 0.5), Candidate("z", 0.25))
+    first, second = Prediction(id="a", prediction="y", candidates=pair), Prediction(id="b", prediction="", skipped="no")
+    rows = [PredictedRow(InputRow("a", one.id, {"x": "1"}), one) for one in (first, second)]
+    counts = PredictionCounts(num_records=2, num_skipped=1, num_answers=2, columns={"x": None})
+    with (tmp_path / "a.csv").open("wb") as file:
+        output.write_predictions(file, "csv", output.Predicted(rows, counts, {}, {}))
+    assert (tmp_path / "a.csv").read_text().splitlines() == [
+        "x,prediction,confidence,skipped,prediction_2",
+        "1,y,,,z",
+        "1,,,no,",
+    ]
+    words = ["predict", str(labels), "--inputs", "a red hat", "--temperature", "1", "--eval.num_candidates", "2"]
+    words += ["--eval.score_labels", "false"]
+    assert main([*words, "--output", str(tmp_path / "a.txt")]) == 0
+    assert ".jsonl has all" in capsys.readouterr().err
 
 
 def test_lines_of_text_are_answered_line_by_line(labels: Path, tmp_path: Path) -> None:
