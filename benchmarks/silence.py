@@ -6,8 +6,8 @@ promise the share of fresh examples that is answered, the share of wrong answers
 
     python -m benchmarks.silence quickstart 1 1600    # 6,600 held-out questions, then the recipe's training
     python -m benchmarks.silence stackoverflow 1 POSTS.csv.gz      # 4,050 posts to train on, 2,700 held out
-    python -m benchmarks.silence measure runs/silence/*/run --json
-    python -m benchmarks.silence trainings runs/silence/*/run --json
+    python -m benchmarks.silence --json measure runs/silence/*/run
+    python -m benchmarks.silence --json trainings runs/silence/*/run
 
 `measure` draws a hundred times from the predictions of each run; `trainings` draws once from each, and counts the runs
 that keep a promise.
