@@ -54,7 +54,7 @@ def main() -> None:
     measuring = commands.add_parser("measure", help="measure the promises on ten splits of each run's predictions")
     measuring.add_argument("runs", type=Path, nargs="+")
     trainings = commands.add_parser("trainings", help="measure the promises over runs of several seeds, one draw each")
-    trainings.add_argument("runs", type=Path, nargs="+", help="runs of the same recipe")
+    trainings.add_argument("runs", type=Path, nargs="+", help="in folders RECIPE-SEED")
     args = parser.parse_args()
     if args.command == "quickstart":
         train_quickstart(FOLDER / f"quickstart-{args.seed}-{args.steps}", args.seed, args.steps)
@@ -126,22 +126,27 @@ def measure(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def measure_trainings(folders: Sequence[Path]) -> dict[str, Any]:
-    """Measure one draw of each run, print a table: how many trainings keep each promise."""
+    """Measure one draw of each run, print a table: how many trainings of each recipe keep each promise."""
+    recipes: dict[str, list[Path]] = {}
+    for folder in folders:
+        recipes.setdefault(folder.parent.name.partition("-")[0], []).append(folder)
     found: list[dict[str, Any]] = []
-    rows = [["promise", "kept by", "silent", "answered (least, median, most)", "wrong (least, median, most)"]]
-    read = [_read_lines(folder) for folder in folders]
-    for promise in PROMISES:
-        draws: list[dict[str, Any]] = []
-        for seed, (lines, score) in enumerate(read):
-            draws.append(_measure_seed(lines, score, promise, seed))
-        errors = [one["wrong"] for one in draws if one["wrong"] is not None]
-        kept = sum(one["wrong"] is None or one["wrong"] <= promise for one in draws)
-        found.append({"promise": promise, "kept": kept, "silent": len(draws) - len(errors), "draws": draws})
-        spreads: list[str] = []
-        for values in ([one["answered"] for one in draws], errors):
-            edges = np.percentile(values, (0, 50, 100)).tolist() if values else []
-            spreads.append(", ".join(f"{100 * value:.1f}" for value in edges))
-        rows.append([format_promise(promise), f"{kept} of {len(draws)}", str(len(draws) - len(errors)), *spreads])
+    rows = [["recipe", "promise", "kept by", "silent", "answered (least, median, most)", "wrong (least, median, most)"]]
+    for recipe, runs in recipes.items():
+        read = [_read_lines(folder) for folder in runs]
+        for promise in PROMISES:
+            draws: list[dict[str, Any]] = []
+            for seed, (lines, score) in enumerate(read):
+                draws.append(_measure_seed(lines, score, promise, seed))
+            errors = [one["wrong"] for one in draws if one["wrong"] is not None]
+            kept = sum(one["wrong"] is None or one["wrong"] <= promise for one in draws)
+            silent = len(draws) - len(errors)
+            found.append({"recipe": recipe, "promise": promise, "kept": kept, "silent": silent, "draws": draws})
+            spreads: list[str] = []
+            for values in ([one["answered"] for one in draws], errors):
+                edges = np.percentile(values, (0, 50, 100)).tolist() if values else []
+                spreads.append(", ".join(f"{100 * value:.1f}" for value in edges))
+            rows.append([recipe, format_promise(promise), f"{kept} of {len(draws)}", str(silent), *spreads])
     print(table(rows))
     return {"runs": [folder.parent.name for folder in folders], "promises": found, **facts("cpu")}
 
