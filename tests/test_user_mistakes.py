@@ -233,7 +233,9 @@ def test_labels_are_predicted_as_one_array_without_scoring_targets(
 @pytest.mark.parametrize("key", ["optimizer.lr", "run.seed", "learning_rate", "data.train", "eval.every_steps"])
 def test_a_setting_without_effect_on_a_trained_run_is_refused(labelled: Path, key: str) -> None:
     value = "x.json" if key == "data.train" else 1
-    with pytest.raises(ConfigError, match=rf"^--{key}: has no effect here: .*device, train\.precision, train\.num_thr"):
+    with pytest.raises(
+        ConfigError, match=rf"^--{key}: has no effect here: .*device, train\.precision, train\.capture, train\.num_thr"
+    ):
         load_run_model(labelled, {key: value})
     assert (
         load_run_model(labelled, {"per_device_eval_batch_size": 2, "train.num_threads": 1}).config.eval.batch_size == 2

@@ -41,7 +41,7 @@ def test_quickstart_learns(run_quickstart: Callable[..., dict[str, Any]]) -> Non
 def test_quickstart_leaves_a_model_and_a_report(tmp_path: Path, run_quickstart: Callable[..., dict[str, Any]]) -> None:
     result = run_quickstart(num_train=200, num_eval=20, num_steps=2)
     assert result["scores"]["total"] == result["before"]["total"] == 20
-    assert Path(result["report"]).stat().st_size > 1_000_000
+    assert Path(result["report"]).stat().st_size > 50_000
     assert (tmp_path / "quickstart" / "model" / "model.safetensors").is_file()
 
 

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fivetune import installation
 from fivetune.data import hub
-from fivetune.data.readers import delimited, json_text, records, source_files, table_records
+from fivetune.data.readers import delimited, json_text, records, source_files
 from fivetune.data.readers.records import (
     BadRecord,
     detect_format,
@@ -298,8 +299,10 @@ def test_hub_failure_says_what_to_do(monkeypatch):
 
 
 def test_hub_without_the_package(monkeypatch):
-    monkeypatch.setattr(table_records, "import_module", lambda name: __import__(f"absent_{name}"))
-    assert "Install it: pip install datasets" in complaint("org/name", FiveTuneEnvironmentError)
+    monkeypatch.setattr(installation, "find_spec", {"datasets": None}.get)
+    assert "the package datasets is not installed. Install it: pip install " in complaint(
+        "org/name", FiveTuneEnvironmentError
+    )
 
 
 # ---- what is no data

@@ -363,7 +363,7 @@ def test_dry_run_of_a_sweep_that_begins_anew(sweep_file, stand_in, capsys):
     ("flags", "said"),
     [
         (["--metric", "f2"], "--metric f2: there is no such name. Did you mean f1"),
-        (["--baseline", "lr=2"], "--baseline lr=2: there is no such name. Allowed: lr=0.01."),
+        (["--baseline", "lr=2"], "--baseline lr=2: there is no such name. Did you mean lr=0.01?"),
         (["--output", "/nonexistent/x.html"], "--output /nonexistent/x.html: there is no folder /nonexistent."),
     ],
 )

@@ -223,4 +223,4 @@ def test_snippets_are_not_needed_to_score(tmp_path, capsys):
     ):
         (tmp_path / name).write_text(json.dumps(content))
     assert cli.main(["score", "bioasq_factoid", str(tmp_path / "golden.json"), str(tmp_path / "ours.json")]) == 0
-    assert re.search(r"strict_accuracy +100\.0 ", capsys.readouterr().out)
+    assert re.search(r"strict_accuracy +100\.00 ", capsys.readouterr().out)

@@ -468,7 +468,7 @@ const charts = (() => {
   // A row per point: its series, its place on both axes, the ends of its intervals.
   function writeCsv({ data, layout }) {
     const title = (start) => Object.keys(layout).sort().filter((name) => name.startsWith(start)).map((name) => layout[name].title?.text).find(Boolean) ?? "name";
-    const [x, y] = [title("xaxis"), title("yaxis")];
+    const [x, y] = [title("xaxis"), layout.meta ?? title("yaxis")];
     const bars = ["x", "y"].filter((letter) => data.some((trace) => trace[`error_${letter}`]));
     const isMatrix = data.some((trace) => trace.type === "heatmap");
     const lines = [["series", x, y, ...bars.flatMap((letter) => [`${letter} low`, `${letter} high`]), ...(isMatrix ? ["number", "per cent"] : [])]];
