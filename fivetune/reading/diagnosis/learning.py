@@ -14,10 +14,10 @@ from fivetune.rundir.figures import (
     DIVERGED_NATS,
     DIVERGED_RATIO,
     FROZEN_STEPS,
+    find_best_eval,
     find_divergence,
     list_eval_losses,
 )
-from fivetune.rundir.records import EvalRecord
 from fivetune.types import Verdict
 
 LOSS_RISE = 0.10
@@ -183,7 +183,9 @@ def check_over_fitting(stats: RunStats) -> Verdict | None:
         trained = list(stats.train_loss.values())[-NUM_MEAN_LOSSES:]
         message += f", while the training loss went from {fmean(before):.3f} to {fmean(trained):.3f}"
     # The weights are selected by the metric: steps up to its best value are not to be spared.
-    best = _find_best_score(stats)
+    best = None
+    if stats.metric:
+        best = find_best_eval(stats.evals, metric=stats.metric, higher_is_better=stats.higher_is_better)
     until = max(turn.step, best.step) if best else turn.step
     if best and best.step > turn.step:
         message += f"; {stats.metric} is best at step {best.step:,}"
@@ -199,13 +201,6 @@ def check_over_fitting(stats: RunStats) -> Verdict | None:
         advice=f"{steps}{_describe_model(stats)} More data or dropout (model.dropout) moves the minimum; a lower "
         "learning rate delays it.".lstrip(),
     )
-
-
-def _find_best_score(stats: RunStats) -> EvalRecord | None:
-    """Find the first evaluation with the best value of the run's metric; None without values."""
-    known = [record for record in stats.evals if stats.metric in record.scores]
-    sign = 1 if stats.higher_is_better else -1
-    return max(known, key=lambda record: sign * record.scores[stats.metric or ""], default=None)
 
 
 def check_abstention(stats: RunStats) -> Verdict | None:
