@@ -214,8 +214,8 @@ def _find_open_shards(given: argparse.Namespace, settings: Mapping[str, Any], co
         find_answering_checkpoint(run, read_status(run))
     check_source(given.input, allows_lines=True)
     config = resolve_config(run, settings, OWN_SOURCE)
-    found = iter_input_rows(given.input, config.task, config.data.columns, config.data.header)
-    rows = [PredictedRow(row, Prediction(id=row.id)) for row in islice(found, max(count, CHECKED_RECORDS))]
+    records = iter_input_rows(given.input, config.task, config.data.columns, config.data.header)
+    rows = [PredictedRow(row, Prediction(id=row.id)) for row in islice(records, max(count, CHECKED_RECORDS))]
     if len(rows) < count:
         raise ConfigError(f"--shards {count}: {given.input} has {len(rows)} records. Give at most as many.")
     if config.task.plugin_name() != "mixture":  # its parts have columns of their own
@@ -223,16 +223,18 @@ def _find_open_shards(given: argparse.Namespace, settings: Mapping[str, Any], co
     folder = find_answers(Path(given.output))
     if not folder.is_dir():
         return range(1, count + 1)
-    refuse_other_work(folder, Shard(count=count))
-    missing = list_open_shards(folder, Shard(count=count)) or [count]
-    busy = list_busy_shards(folder, Shard(count=count))
-    found = [number for number in missing if number not in busy]
+    shard = Shard(count=count)
+    refuse_other_work(folder, shard)
+    missing = list_open_shards(folder, shard) or [count]
+    busy = list_busy_shards(folder, shard)
+    if not busy:
+        return missing
     named = f"{given.output}: a job still answers shard {', '.join(map(str, busy))} of {count}"
-    if not found:
+    free = [number for number in missing if number not in busy]
+    if not free:
         raise ConfigError(f"{named}, and no other is missing. Wait for it.")
-    if busy:
-        print_text(f"{named}, not submitted again")
-    return found
+    print_text(f"{named}, not submitted again")
+    return free
 
 
 def _launch_preparation(args: argparse.Namespace, launcher: Launcher) -> int:

@@ -254,10 +254,7 @@ def _answer(
             return None
         merged = MergedParts(tuple(found.values()))
         counts = PredictionCounts.count(merged, counts_unsure=silence is not None)
-        section = loaded.config.eval
-        counts.num_answers = section.num_candidates
-        if not section.temperature:  # a beam gives one answer
-            counts.num_answers = min(section.num_candidates, section.num_beams)
+        counts.num_answers = max(part.loaded.build_decoding().num_candidates for part in parts.values())
         if shard.count > 1:
             (folder / DONE).touch()
         else:
