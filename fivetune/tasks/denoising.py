@@ -23,7 +23,7 @@ from fivetune.tasks import TaskOptions, Template, fill_from_record, get_record_i
 from fivetune.types import ConversionResult, RawRecord, TextExample
 
 MIN_WORDS = 2  # of which one is left to tell the place of the other
-NUMSENTINELS = 100  # of T5's vocabulary, of which the last ends the target
+NUM_SENTINELS = 100  # of T5's vocabulary, of which the last ends the target
 
 SENTINEL = re.compile(r"<extra_id_\d+>")
 
@@ -91,7 +91,7 @@ def draw_spans(rng: Random, num_words: int, share: float, mean: float) -> list[t
     """
     num_replaced = min(max(round(share * num_words), 1), num_words - 1)
     num_kept = num_words - num_replaced
-    num_spans = min(max(round(num_replaced / mean), 1), num_kept, NUMSENTINELS - 1)
+    num_spans = min(max(round(num_replaced / mean), 1), num_kept, NUM_SENTINELS - 1)
     spans: list[tuple[int, int]] = []
     gaps = _divide(rng, num_kept + 2, num_spans + 1)
     place = -1  # of the first gap, which may be empty, one is no word

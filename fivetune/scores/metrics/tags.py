@@ -33,7 +33,7 @@ class Tags(MetricOptions):
     """F1 of tags: over all tags, by tag and by example."""
 
     main = "micro_f1"
-    score_names = (*("micro_precision", "micro_recall", "micro_f1", "macro_f1", "sample_f1", "exact_set", "total"),)
+    score_names = ("micro_precision", "micro_recall", "micro_f1", "macro_f1", "sample_f1", "exact_set", "total")
     source = (
         "f1_score of scikit-learn on indicator columns, average='micro', 'macro' and 'samples', zero_division=0; two "
         "empty sets have the sample F1 1"

@@ -264,8 +264,9 @@ def _draw_line(plane: Axes, trace: Trace, xs: Values, ys: Values) -> None:
     line = trace.get("line", {})
     mode = trace.get("mode", "lines")
     label = _get_label(trace, shared=True)
-    # Of several lines of a log, the dash tells the device: "slow: GPU 1".
-    label = _get_label(trace).removeprefix(f"{label}: ") if _get_label(trace).startswith(f"{label}: ") else label
+    device = _get_label(trace).removeprefix(f"{label}: ")
+    if device != _get_label(trace):  # of several lines of a log, the dash tells the device: "slow: GPU 1"
+        label = device
     marker = trace.get("marker", {})
     size = POINT * marker.get("size", 6)
     if "lines" in mode:
