@@ -491,7 +491,8 @@ def build_plan(
         )
     held: set[str] = set()  # characters
     for one in examples:
-        held.update(SENTINEL.sub("", one.inputs), SENTINEL.sub("", one.targets))
+        for text in (one.inputs, one.targets):
+            held.update(SENTINEL.sub("", text) if has_sentinels(loaded) else text)
     lost = {*find_lossy_characters(tokenizer, held)} if tokenizer else find_lost_characters(name, held)
     drawn_from = "sampled " * (len(examples) < len(ids))
     warnings += describe_odd_targets(
