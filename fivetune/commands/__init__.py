@@ -457,11 +457,11 @@ def _print_columns(started: Started) -> None:
                 textwrap.shorten(column.example, 40, placeholder=" ..."),
             ]
         )
-    if num_columns > MAX_COLUMNS:
-        rows.append([f"... {num_columns - len(rows):,} others", *[""] * 6])
     sample = f"; the columns of a sample of {table.num_records:,}" if table.num_read > table.num_records else ""
     print_text(f"{plan.source}: {table.num_read:,} records, {num_columns} columns{sample}")
     print_table(["column", "kind", "filled", "distinct", "mean chars", "longest", "first value"], rows)
+    if num_columns > MAX_COLUMNS:
+        print_text(f"... {num_columns - len(rows):,} others")
 
 
 # --- jobs of a cluster ---
